@@ -1,0 +1,1 @@
+"""The decisions: admission, planning, drafting, padding, committing. No torch, no gRPC here."""

@@ -1,0 +1,149 @@
+"""Every way in which a request or a start-up can fail, named after the situation.
+
+Knows nothing of gRPC: `server/status.py` is the only place that maps these to wire codes.
+
+    SpecdError
+    |-- RequestRefused          before anything was sent; the caller can mend or retry it
+    |   |-- InvalidField            a field is missing, contradictory or out of range
+    |   |   `-- ContextLengthExceeded
+    |   |-- UnsupportedField        a field whose feature does not exist yet
+    |   |-- UnknownName             no such model or drafter
+    |   |-- DuplicateRequest        the id belongs to a live request
+    |   |-- QueueFull               the waiting queue is at its limit
+    |   `-- NotServing              warming up or draining
+    |-- RequestFailed           after admission; the stream ends with a status
+    |   |-- OutOfPages              alone in the daemon and still too long for the KV pool
+    |   |-- NonFiniteLogits         the model produced NaN or infinity for this row
+    |   `-- StepFailed              the step that held this request raised
+    `-- StartFailed             the daemon or a command cannot start
+        |-- ModelFileError          missing, corrupt, truncated or unsupported model file
+        |-- PullFailed              a download or its checksum failed
+        |-- DrafterNotLoadable      a --drafter that cannot be resolved
+        `-- AddressUnavailable      the listen address is taken or illegal
+"""
+
+from __future__ import annotations
+
+
+class SpecdError(Exception):
+    """Root of everything that specd raises on purpose."""
+
+
+class RequestRefused(SpecdError):
+    """A request that was not admitted; nothing of it has run."""
+
+
+class InvalidField(RequestRefused):
+    """A field that is missing, contradictory or out of range.
+
+    `field` is the path in the wire message, for instance `sampling.temperature`.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class ContextLengthExceeded(InvalidField):
+    """A prompt that leaves no room for one new token."""
+
+    def __init__(self, num_prompt_tokens: int, limit: int) -> None:
+        super().__init__(
+            "input",
+            f"the prompt has {num_prompt_tokens} tokens; the model takes at most {limit - 1} "
+            f"(context length {limit}, less one new token)",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.limit = limit
+
+
+class UnsupportedField(RequestRefused):
+    """A field whose feature this version does not have. It is refused, never ignored."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field}: not supported by this version of specd")
+        self.field = field
+
+
+class UnknownName(RequestRefused):
+    """A model or drafter that this daemon does not serve."""
+
+    def __init__(self, kind: str, name: str, known: list[str]) -> None:
+        served = ", ".join(known) if known else "none"
+        super().__init__(f"unknown {kind} {name!r}; this daemon has: {served}")
+        self.kind = kind
+        self.name = name
+
+
+class DuplicateRequest(RequestRefused):
+    """A request id that belongs to a request which is still alive."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request id {request_id!r} is in use by a live request")
+        self.request_id = request_id
+
+
+class QueueFull(RequestRefused):
+    """The bounded waiting queue is at its limit."""
+
+    def __init__(self, limit: int, retry_after_s: float) -> None:
+        super().__init__(f"the waiting queue is full ({limit} requests); try again later")
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class NotServing(RequestRefused):
+    """The daemon is warming up, draining, or has lost its device."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"not serving: {reason}")
+        self.reason = reason
+
+
+class RequestFailed(SpecdError):
+    """An admitted request that cannot be finished; its stream ends with a status."""
+
+
+class OutOfPages(RequestFailed):
+    """A request that is alone in the daemon and still does not fit the KV pool."""
+
+    def __init__(self, num_tokens: int, capacity: int) -> None:
+        super().__init__(
+            f"the request needs KV memory for {num_tokens} tokens and the pool holds {capacity}; "
+            "start the daemon with a larger --kv-memory or ask for fewer tokens"
+        )
+
+
+class NonFiniteLogits(RequestFailed):
+    """The model produced NaN or infinite logits for a position of this request."""
+
+    def __init__(self) -> None:
+        super().__init__("the model produced non-finite logits for this request")
+
+
+class StepFailed(RequestFailed):
+    """The step that held this request raised; the cause is in the daemon's log."""
+
+    def __init__(self) -> None:
+        super().__init__("the step that computed this request failed; see the daemon's log")
+
+
+class StartFailed(SpecdError):
+    """A daemon or command that cannot start; the message says what to do."""
+
+
+class ModelFileError(StartFailed):
+    """A model file that is missing, corrupt, truncated or not supported."""
+
+
+class PullFailed(StartFailed):
+    """A model download that failed, or whose checksum is wrong."""
+
+
+class DrafterNotLoadable(StartFailed):
+    """A --drafter that names no built-in kind and cannot be imported."""
+
+
+class AddressUnavailable(StartFailed):
+    """A listen address that is taken, malformed or not permitted."""

@@ -1,0 +1,1 @@
+"""The accounting of KV pages. Numbers only: the tensors belong to `specd.device`."""
