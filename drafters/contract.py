@@ -26,9 +26,10 @@ Rules of the full form:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from itertools import islice
+from typing import ClassVar, Literal, Protocol, overload, runtime_checkable
 
 EndReason = Literal["finished", "cancelled", "failed"]
 
@@ -39,6 +40,49 @@ class SamplingHint:
 
     temperature: float
     seed: int
+
+
+class TokenView(Sequence[int]):
+    """The first tokens of a list that only ever grows, as a read-only sequence of fixed length.
+
+    Costs nothing to make and stays as it is while the list grows, in any thread. A slice is a
+    list of its own: `view[:]` copies all of it.
+    """
+
+    __slots__ = ("_length", "_tokens")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._length = len(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step > 0:
+                return list(self._tokens[start:stop:step])
+            return [self._tokens[i] for i in range(start, stop, step)]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"index {index} of a view of {self._length} tokens")
+        return self._tokens[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._tokens, self._length)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (TokenView, list, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and self[:] == list(other)
+
+    def __repr__(self) -> str:
+        return f"TokenView({self[:]!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +105,8 @@ class Proposal:
     confidence: Sequence[float] | None = None
 
 
-Answer = Proposal | Sequence[int] | None
+# An exception in the place of an answer is a fault of that row alone; a raised one costs the step.
+Answer = Proposal | Sequence[int] | Exception | None
 Answers = Sequence[Answer]
 
 

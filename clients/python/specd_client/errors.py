@@ -1,0 +1,159 @@
+"""Every way in which a call can fail, named after the situation.
+
+    SpecdClientError
+    |-- ProtocolError         the server broke the rules of a stream
+    `-- CallFailed            the call ended with a status; the subclass follows from its code
+        |-- InvalidRequest        INVALID_ARGUMENT, OUT_OF_RANGE
+        |-- UnknownName           NOT_FOUND
+        |-- DuplicateRequest      ALREADY_EXISTS
+        |-- Unsupported           UNIMPLEMENTED
+        |-- Overloaded            RESOURCE_EXHAUSTED
+        |-- NotReady              UNAVAILABLE: starting, draining, or nobody listens
+        |-- WrongState            FAILED_PRECONDITION
+        |-- DeadlineExceeded      DEADLINE_EXCEEDED
+        |-- CallCancelled         CANCELLED, ABORTED
+        |-- NotAuthenticated      UNAUTHENTICATED
+        |-- NotPermitted          PERMISSION_DENIED
+        `-- InternalError         INTERNAL, UNKNOWN, DATA_LOSS
+
+Invariant: ERRORS has a class for every status code but OK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+
+from specd_client.details import Details, FieldViolation, details_from
+
+__all__ = [
+    "ERRORS",
+    "CallCancelled",
+    "CallFailed",
+    "DeadlineExceeded",
+    "DuplicateRequest",
+    "FieldViolation",
+    "InternalError",
+    "InvalidRequest",
+    "NotAuthenticated",
+    "NotPermitted",
+    "NotReady",
+    "Overloaded",
+    "ProtocolError",
+    "SpecdClientError",
+    "UnknownName",
+    "Unsupported",
+    "WrongState",
+    "error_from",
+    "failure",
+]
+
+
+class SpecdClientError(Exception):
+    """Root of everything that this package raises on purpose."""
+
+
+class ProtocolError(SpecdClientError):
+    """The server broke a rule of the protocol, for instance ended a stream without `finished`."""
+
+
+class CallFailed(SpecdClientError):
+    """A call that ended with a status.
+
+    code: of the status. reason: upper-case name of the situation, empty where none was sent.
+    metadata: further facts by name. field_violations: the fields that were refused. retry_after_s:
+    when the same call may succeed. resource: (kind, name) of what is missing or taken.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str, details: Details) -> None:
+        super().__init__(f"{message} [{details.reason or code.name}]")
+        self.code = code
+        self.message = message
+        self.reason = details.reason
+        self.metadata: Mapping[str, str] = details.metadata
+        self.field_violations: tuple[FieldViolation, ...] = details.field_violations
+        self.retry_after_s = details.retry_after_s
+        self.resource = details.resource
+
+
+class InvalidRequest(CallFailed):
+    """A field is missing, contradictory or out of range; see `field_violations`."""
+
+
+class UnknownName(CallFailed):
+    """The server has no such model or drafter."""
+
+
+class DuplicateRequest(CallFailed):
+    """The request id belongs to a live request."""
+
+
+class Unsupported(CallFailed):
+    """The server does not have this feature, or this call."""
+
+
+class Overloaded(CallFailed):
+    """The server has no room now; try again after `retry_after_s`."""
+
+
+class NotReady(CallFailed):
+    """The server is starting, draining or not there; try again later."""
+
+
+class WrongState(CallFailed):
+    """The server cannot do this until its operator changes something."""
+
+
+class DeadlineExceeded(CallFailed):
+    """The timeout of the call has passed."""
+
+
+class CallCancelled(CallFailed):
+    """The call was cancelled."""
+
+
+class NotAuthenticated(CallFailed):
+    """The credentials are missing or wrong."""
+
+
+class NotPermitted(CallFailed):
+    """The caller may not do this."""
+
+
+class InternalError(CallFailed):
+    """The server failed; `metadata["error_id"]`, where present, finds the cause in its log."""
+
+
+ERRORS: Mapping[grpc.StatusCode, type[CallFailed]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: UnknownName,
+    grpc.StatusCode.ALREADY_EXISTS: DuplicateRequest,
+    grpc.StatusCode.UNIMPLEMENTED: Unsupported,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: NotReady,
+    grpc.StatusCode.FAILED_PRECONDITION: WrongState,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: CallCancelled,
+    grpc.StatusCode.ABORTED: CallCancelled,
+    grpc.StatusCode.UNAUTHENTICATED: NotAuthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
+    grpc.StatusCode.INTERNAL: InternalError,
+    grpc.StatusCode.UNKNOWN: InternalError,
+    grpc.StatusCode.DATA_LOSS: InternalError,
+}
+
+
+def error_from(error: grpc.aio.AioRpcError) -> CallFailed:
+    """Returns the typed error of a failed call."""
+    details = Details()
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            details = details_from(value)
+    return failure(error.code(), error.details() or "", details)
+
+
+def failure(code: grpc.StatusCode, message: str, details: Details | None = None) -> CallFailed:
+    """Returns the typed error of a status."""
+    return ERRORS.get(code, CallFailed)(code, message, details or Details())

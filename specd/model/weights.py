@@ -1,0 +1,215 @@
+"""Turns the tensors of a GGUF file into layers in the weight format that the operator chose.
+
+Knows which tensors a decoder needs and which format each gets; the bytes are `blocks.py`, the
+kernels `linear.py`. Invariant: a tensor's format depends on the tensor and on the chosen weights
+alone, never on how many positions a step has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specd.errors import ModelFileError
+from specd.model.arch import ModelConfig
+from specd.model.blocks import BLOCK, FourBit, dequantise, four_bit
+from specd.model.gguf_file import GGUFFile, TensorInfo
+from specd.model.linear import (
+    INT4_ROW_MULTIPLE,
+    Bf16Linear,
+    Fp32Linear,
+    Int4Linear,
+    Int8Linear,
+    Linear,
+)
+
+WeightFormat = Literal["fp32", "bf16", "int4"]
+Progress = Callable[[int, int], None]  # tensors done, tensors in all
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder block. Norms are [hidden] in the activation type."""
+
+    attn_norm: Tensor
+    qkv: Linear
+    attn_output: Linear
+    ffn_norm: Tensor
+    gate_up: Linear
+    ffn_down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """All of a decoder. embedding: [vocab, hidden] in the activation type."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Linear
+    dtype: torch.dtype  # of activations and KV
+
+    def linears(self) -> list[Linear]:
+        """Every linear layer, the head last."""
+        inner = [
+            linear
+            for layer in self.layers
+            for linear in (layer.qkv, layer.attn_output, layer.gate_up, layer.ffn_down)
+        ]
+        return [*inner, self.head]
+
+
+class _Loader:
+    """Builds layers from one file in one format."""
+
+    def __init__(
+        self, file: GGUFFile, config: ModelConfig, weights: WeightFormat, *, strict: bool
+    ) -> None:
+        self._file = file
+        self._config = config
+        self._weights = weights
+        self._strict = strict
+        self.dtype = torch.float32 if weights == "fp32" else torch.bfloat16
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Look a tensor up and check its shape."""
+        tensor = self._file.tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(f"the model file has no tensor {name}")
+        if tensor.shape != shape:
+            raise ModelFileError(f"tensor {name} is {tensor.shape} and should be {shape}")
+        return tensor
+
+    def norm(self, name: str) -> Tensor:
+        return dequantise(self.tensor(name, (self._config.hidden_size,))).to(self.dtype)
+
+    def linear(self, tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]) -> Linear:
+        """Stack tensors along their rows into one layer; `orders` rearranges rows of a part."""
+        if self._weights == "int4":
+            packed = [four_bit(tensor) for tensor in tensors]
+            blocks = [part for part in packed if part is not None]
+            if len(blocks) == len(tensors):
+                joined = _stack_blocks(blocks, orders)
+                if joined.quants.shape[0] % INT4_ROW_MULTIPLE == 0:
+                    return Int4Linear(joined)
+        return self._from_fp32(_stack(tensors, orders))
+
+    def _from_fp32(self, weight: Tensor) -> Linear:
+        if self._weights == "fp32":
+            return Fp32Linear(weight, strict=self._strict)
+        return Bf16Linear(weight.bfloat16(), strict=self._strict)
+
+    def head(self, embedding: Tensor, embedding_info: TensorInfo) -> Linear:
+        """The output projection: its own tensor, or the embedding where the two are tied."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        own = "output.weight" in self._file.tensors
+        info = self.tensor("output.weight", shape) if own else embedding_info
+        if self._weights == "int4" and four_bit_or_wider(info) == "int8":
+            return Int8Linear.from_weight(dequantise(info))
+        if own:
+            return self.linear([info], [None])
+        return self._from_fp32(embedding)
+
+
+def four_bit_or_wider(tensor: TensorInfo) -> Literal["int4", "int8", "bf16"]:
+    """The format that a tensor gets under `--weights int4`."""
+    if tensor.type_name in ("Q4_0", "Q4_1"):
+        return "int4"
+    return "int8" if tensor.type_name == "Q8_0" else "bf16"
+
+
+def _stack(tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]) -> Tensor:
+    parts = [
+        dequantise(tensor) if order is None else dequantise(tensor)[order]
+        for tensor, order in zip(tensors, orders, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _stack_blocks(parts: Sequence[FourBit], orders: Sequence[Tensor | None]) -> FourBit:
+    rows = [
+        slice(None) if order is None else order.numpy() for order in orders
+    ]
+    return FourBit(
+        np.concatenate([part.quants[row] for part, row in zip(parts, rows, strict=True)]),
+        np.concatenate([part.scale[row] for part, row in zip(parts, rows, strict=True)]),
+        np.concatenate([part.minimum[row] for part, row in zip(parts, rows, strict=True)]),
+    )
+
+
+def half_split_order(num_heads: int, head_dim: int) -> Tensor:
+    """Row order that turns neighbouring rotary pairs (2i, 2i+1) into halves (i, i + dim/2)."""
+    rows = torch.arange(num_heads * head_dim)
+    return rows.view(num_heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
+
+
+def load_weights(
+    file: GGUFFile,
+    config: ModelConfig,
+    weights: WeightFormat,
+    *,
+    strict: bool,
+    progress: Progress = lambda done, total: None,
+) -> ModelWeights:
+    """Read all tensors of a decoder.
+
+    Raises:
+        ModelFileError: a tensor is missing, has the wrong shape or an unsupported block type.
+    """
+    _refuse_unknown_widths(config)
+    loader = _Loader(file, config, weights, strict=strict)
+    info = loader.tensor("token_embd.weight", (config.vocab_size, config.hidden_size))
+    embedding = dequantise(info).to(loader.dtype)
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(_layer(loader, config, index))
+        progress(index + 1, config.num_layers)
+    return ModelWeights(
+        embedding=embedding,
+        layers=tuple(layers),
+        final_norm=loader.norm("output_norm.weight"),
+        head=loader.head(embedding, info),
+        dtype=loader.dtype,
+    )
+
+
+def _layer(loader: _Loader, config: ModelConfig, index: int) -> LayerWeights:
+    hidden, ffn = config.hidden_size, config.ffn_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def tensor(name: str, *shape: int) -> TensorInfo:
+        return loader.tensor(f"blk.{index}.{name}.weight", shape)
+
+    def rotary_order(num_heads: int) -> Tensor | None:
+        if not config.family.interleaved_rope:
+            return None
+        return half_split_order(num_heads, config.head_dim)
+
+    return LayerWeights(
+        attn_norm=loader.norm(f"blk.{index}.attn_norm.weight"),
+        qkv=loader.linear(
+            [
+                tensor("attn_q", query, hidden),
+                tensor("attn_k", kv, hidden),
+                tensor("attn_v", kv, hidden),
+            ],
+            [rotary_order(config.num_heads), rotary_order(config.num_kv_heads), None],
+        ),
+        attn_output=loader.linear([tensor("attn_output", hidden, query)], [None]),
+        ffn_norm=loader.norm(f"blk.{index}.ffn_norm.weight"),
+        gate_up=loader.linear(
+            [tensor("ffn_gate", ffn, hidden), tensor("ffn_up", ffn, hidden)], [None, None]
+        ),
+        ffn_down=loader.linear([tensor("ffn_down", hidden, ffn)], [None]),
+    )
+
+
+def _refuse_unknown_widths(config: ModelConfig) -> None:
+    for name, size in (("embedding_length", config.hidden_size), ("ffn", config.ffn_size)):
+        if size % BLOCK:
+            raise ModelFileError(f"{name} is {size}; only multiples of {BLOCK} are supported")

@@ -1,0 +1,346 @@
+"""Protobuf -> domain, with all validation of what a caller sends. The way back is `wire.py`.
+
+Knows the wire messages and the limits of this daemon; knows nothing of live requests or tensors.
+
+Invariant: whatever a caller sets is in the result or refused by name, fields of newer protocol
+revisions included. Nothing is ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from specd_client.v1 import generation_pb2, model_pb2, types_pb2
+
+from specd.engine.params import (
+    GenerationParams,
+    OutputParams,
+    SamplingParams,
+    SpeculationParams,
+    StopParams,
+)
+from specd.errors import ContextLengthExceeded, InvalidField, UnknownName, UnsupportedField
+from specd.text.prompt import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokensPrompt
+
+MAX_REQUEST_ID_CHARS = 256
+MAX_TOP_K = 2**31 - 1
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_DRAFT_BUDGET_S = 1.0
+ROLES = ("system", "user", "assistant", "tool")
+# Values that say "off" are honoured although the feature does not exist.
+OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+GenerationRequest = generation_pb2.GenerateRequest | generation_pb2.StreamGenerateRequest
+NamesModel = GenerationRequest | model_pb2.TokenizeRequest | model_pb2.DetokenizeRequest
+NamesModel |= model_pb2.GetModelRequest
+HasInput = GenerationRequest | model_pb2.TokenizeRequest
+
+T = TypeVar("T", bool, int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this daemon takes.
+
+    drafters: all names a request may choose. default_drafters: the chain of a request that names
+    none. max_draft_tokens: draft tokens per step, default and cap. models: names served, the
+    default first. draw_seed: gives an unsigned 64-bit seed to a request without one.
+    """
+
+    vocab_size: int
+    context_length: int
+    drafters: tuple[str, ...]
+    default_drafters: tuple[str, ...]
+    max_draft_tokens: int
+    models: tuple[str, ...]
+    draw_seed: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCall:
+    """A whole generation request, validated and resolved."""
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    params: GenerationParams
+
+
+def call_from(request: GenerationRequest, *, limits: Limits) -> GenerationCall:
+    """Returns everything that `request` says. Raises RequestRefused."""
+    return GenerationCall(
+        request_id=request_id_from(request),
+        model=model_from(request, limits=limits),
+        prompt=prompt_from(request, limits=limits),
+        params=params_from(request, limits=limits),
+    )
+
+
+def params_from(request: GenerationRequest, *, limits: Limits) -> GenerationParams:
+    """Returns the parameters with defaults filled in; draws the seed. Raises RequestRefused."""
+    _refuse_unknown_fields(request, "")
+    model_from(request, limits=limits)
+    _refuse_if("structure", request.HasField("structure"))
+    _refuse_if("priority", request.priority != 0)
+    _refuse_if("tenant", request.tenant != "")
+    return GenerationParams(
+        sampling=_sampling(request.sampling, limits),
+        stop=_stop(request.stop, limits),
+        output=_output(request.output),
+        speculation=_speculation(request.speculation, limits),
+    )
+
+
+def prompt_from(request: HasInput, *, limits: Limits) -> Prompt:
+    """Returns the prompt. Raises InvalidField, ContextLengthExceeded or UnsupportedField."""
+    _refuse_unknown_fields(request.input, "input.")
+    match request.input.WhichOneof("prompt"):
+        case "text":
+            return _text_prompt(request.input)
+        case "tokens":
+            return _tokens_prompt(request.input, limits)
+        case "chat":
+            return _chat_prompt(request.input)
+        case _:
+            raise InvalidField("input", "set one of text, tokens and chat")
+
+
+def request_id_from(request: GenerationRequest) -> str:
+    """Returns the caller's id, or a new one where it is empty. Raises InvalidField."""
+    request_id = request.request_id
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        raise InvalidField("request_id", f"longer than {MAX_REQUEST_ID_CHARS} characters")
+    if not request_id.isprintable():
+        raise InvalidField("request_id", "holds characters that cannot be printed")
+    return request_id or uuid.uuid4().hex
+
+
+def aborted_id_from(request: generation_pb2.AbortGenerationRequest) -> str:
+    """Returns the id to abort. Raises InvalidField where it is empty."""
+    _refuse_unknown_fields(request, "")
+    if not request.request_id:
+        raise InvalidField("request_id", "name the request to abort")
+    return request.request_id
+
+
+def model_from(request: NamesModel, *, limits: Limits) -> str:
+    """Returns the model's name, the default one where none is given. Raises UnknownName."""
+    if not request.model:
+        return limits.models[0]
+    if request.model not in limits.models:
+        raise UnknownName("model", request.model, list(limits.models))
+    return request.model
+
+
+def tokens_from(request: model_pb2.DetokenizeRequest, *, limits: Limits) -> tuple[int, ...]:
+    """Returns the ids to detokenize, maybe none. Raises InvalidField."""
+    _refuse_unknown_fields(request, "")
+    return _token_ids("token_ids", request.token_ids, limits)
+
+
+def skip_special_tokens_from(request: model_pb2.DetokenizeRequest) -> bool:
+    """Returns whether special tokens are left out of the text."""
+    return _value(request, "skip_special_tokens", True)
+
+
+def _text_prompt(message: types_pb2.Input) -> TextPrompt:
+    if not message.text:
+        raise InvalidField("input.text", "is empty")
+    return TextPrompt(message.text, _value(message, "add_special_tokens", True))
+
+
+def _tokens_prompt(message: types_pb2.Input, limits: Limits) -> TokensPrompt:
+    if message.add_special_tokens:
+        raise InvalidField("input.add_special_tokens", "tokens are taken as they are")
+    ids = _token_ids("input.tokens.ids", message.tokens.ids, limits)
+    if not ids:
+        raise InvalidField("input.tokens.ids", "is empty")
+    if len(ids) >= limits.context_length:
+        raise ContextLengthExceeded(len(ids), limits.context_length)
+    return TokensPrompt(ids)
+
+
+def _chat_prompt(message: types_pb2.Input) -> ChatPrompt:
+    if message.add_special_tokens:
+        raise InvalidField(
+            "input.add_special_tokens", "a chat template writes its own special tokens"
+        )
+    chat = message.chat
+    _refuse_if("input.chat.tools", bool(chat.tools))
+    _refuse_if("input.chat.template_arguments", bool(chat.template_arguments.fields))
+    if not chat.messages:
+        raise InvalidField("input.chat.messages", "is empty")
+    for index, item in enumerate(chat.messages):
+        if item.role not in ROLES:
+            raise InvalidField(
+                f"input.chat.messages[{index}].role", f"must be one of {', '.join(ROLES)}"
+            )
+    return ChatPrompt(tuple(ChatMessage(item.role, item.content) for item in chat.messages))
+
+
+def _sampling(message: types_pb2.SamplingParams, limits: Limits) -> SamplingParams:
+    for name, off in OFF.items():
+        _refuse_if(f"sampling.{name}", _value(message, name, off) != off)
+    _refuse_if("sampling.logit_bias", bool(message.logit_bias))
+    _check_num_sequences(_value(message, "num_sequences", 1))
+    temperature = _value(message, "temperature", 1.0)
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise InvalidField("sampling.temperature", "must be finite and at least 0")
+    top_p = _value(message, "top_p", 1.0)
+    if not 0 < top_p <= 1:
+        raise InvalidField("sampling.top_p", "must be above 0 and at most 1")
+    min_p = _value(message, "min_p", 0.0)
+    if not 0 <= min_p <= 1:
+        raise InvalidField("sampling.min_p", "must be between 0 and 1")
+    seed = message.seed if message.HasField("seed") else limits.draw_seed()
+    return SamplingParams(temperature, _top_k(message, limits), top_p, min_p, seed)
+
+
+def _check_num_sequences(num_sequences: int) -> None:
+    if num_sequences == 0:
+        raise InvalidField("sampling.num_sequences", "must be at least 1")
+    _refuse_if("sampling.num_sequences", num_sequences > 1)
+
+
+def _top_k(message: types_pb2.SamplingParams, limits: Limits) -> int:
+    if message.top_k > MAX_TOP_K:
+        raise InvalidField("sampling.top_k", f"must be at most {MAX_TOP_K}")
+    return message.top_k if message.top_k < limits.vocab_size else 0
+
+
+def _stop(message: types_pb2.StopParams, limits: Limits) -> StopParams:
+    _refuse_if("stop.min_new_tokens", message.min_new_tokens != 0)
+    max_new_tokens = message.max_new_tokens if message.HasField("max_new_tokens") else None
+    if max_new_tokens == 0:
+        raise InvalidField("stop.max_new_tokens", "must be at least 1")
+    if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidField("stop.stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS}")
+    ids = _token_ids("stop.stop_token_ids", message.stop_token_ids, limits)
+    return StopParams(
+        max_new_tokens=max_new_tokens,
+        stop_strings=_stop_strings(message.stop_strings),
+        stop_token_ids=frozenset(ids),
+        ignore_eos=message.ignore_eos,
+        include_stop_string=message.include_stop_string,
+    )
+
+
+def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidField("stop.stop_strings", f"more than {MAX_STOP_STRINGS}")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= MAX_STOP_STRING_CHARS:
+            raise InvalidField(
+                f"stop.stop_strings[{index}]",
+                f"must have 1 to {MAX_STOP_STRING_CHARS} characters, has {len(string)}",
+            )
+    return tuple(strings)
+
+
+def _output(message: types_pb2.OutputParams) -> OutputParams:
+    for name in ("top_logprobs", "prompt_logprobs"):
+        _refuse_if(f"output.{name}", cast(Message, message).HasField(name))
+    _check_enum("output.logprob_basis", message.logprob_basis, types_pb2.LogprobBasis.values())
+    _refuse_if("output.logprob_basis", message.logprob_basis != 0)
+    return OutputParams(
+        text=_value(message, "text", True),
+        token_ids=message.token_ids,
+        skip_special_tokens=_value(message, "skip_special_tokens", True),
+        speculation_steps=message.speculation_steps,
+    )
+
+
+def _speculation(message: types_pb2.SpeculationParams, limits: Limits) -> SpeculationParams:
+    _check_enum("speculation.mode", message.mode, types_pb2.SpeculationMode.values())
+    _refuse_if("speculation.prediction", message.HasField("prediction"))
+    if message.mode == types_pb2.SPECULATION_MODE_DISABLED:
+        return _plain(message)
+    max_draft_tokens = _max_draft_tokens(message, limits)
+    drafters = _drafters(message.drafters, limits)
+    budget_s = _draft_budget_s(message.draft_budget) if message.HasField("draft_budget") else None
+    return SpeculationParams(drafters if max_draft_tokens else (), max_draft_tokens, budget_s)
+
+
+def _plain(message: types_pb2.SpeculationParams) -> SpeculationParams:
+    others = [field.name for field, _ in message.ListFields() if field.name != "mode"]
+    if others:
+        raise InvalidField("speculation.mode", f"DISABLED contradicts {' and '.join(others)}")
+    return SpeculationParams()
+
+
+def _max_draft_tokens(message: types_pb2.SpeculationParams, limits: Limits) -> int:
+    cap = limits.max_draft_tokens
+    if message.max_draft_tokens > cap:
+        raise InvalidField("speculation.max_draft_tokens", f"this daemon drafts at most {cap}")
+    return _value(message, "max_draft_tokens", cap)
+
+
+def _drafters(names: Sequence[str], limits: Limits) -> tuple[str, ...]:
+    for index, name in enumerate(names):
+        if name not in limits.drafters:
+            raise UnknownName("drafter", name, list(limits.drafters))
+        if name in names[:index]:
+            raise InvalidField(f"speculation.drafters[{index}]", f"names {name!r} again")
+    return tuple(names) or limits.default_drafters
+
+
+def _draft_budget_s(duration: Duration) -> float:
+    """Raises InvalidField for a Duration that is malformed or out of range."""
+    well_formed = 0 <= duration.nanos < 10**9
+    budget_s = duration.seconds + duration.nanos / 1e9
+    if not (well_formed and 0 < budget_s <= MAX_DRAFT_BUDGET_S):
+        raise InvalidField(
+            "speculation.draft_budget", f"must be above 0 and at most {MAX_DRAFT_BUDGET_S:g} s"
+        )
+    return budget_s
+
+
+def _token_ids(field: str, ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
+    """Raises InvalidField for the first id that is outside the vocabulary."""
+    if max(ids, default=0) >= limits.vocab_size:
+        index = next(i for i, token_id in enumerate(ids) if token_id >= limits.vocab_size)
+        raise InvalidField(
+            f"{field}[{index}]", f"{ids[index]} is outside the vocabulary of {limits.vocab_size}"
+        )
+    return tuple(ids)
+
+
+def _value(message: Message, field: str, default: T) -> T:
+    """Returns a field with presence, or `default` where it is unset."""
+    return cast(T, getattr(message, field)) if message.HasField(field) else default
+
+
+def _check_enum(field: str, value: int, known: Iterable[int]) -> None:
+    """Raises InvalidField for a number that this revision of the enum does not have."""
+    if value not in known:
+        raise InvalidField(field, f"{value} is no value of this enum")
+
+
+def _refuse_if(field: str, is_set: bool) -> None:
+    """Raises UnsupportedField for a field that is set and whose feature does not exist yet."""
+    if is_set:
+        raise UnsupportedField(field)
+
+
+def _refuse_unknown_fields(message: Message, path: str) -> None:
+    """Raises UnsupportedField for a field number that this revision of the protocol lacks.
+
+    Protobuf drops such fields without a word; their sender meant something by them.
+    """
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise UnsupportedField(f"{path}#{unknown[0].field_number}")
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for part in value if field.is_repeated else [value]:
+            _refuse_unknown_fields(part, f"{path}{field.name}.")

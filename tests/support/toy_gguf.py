@@ -1,0 +1,291 @@
+"""Builds toy GGUF models: llama architecture, random seeded weights, a real byte-level tokenizer.
+
+Knows the metadata keys and tensor names that llama.cpp writes, nothing of specd. A toy is about a
+megabyte. Its vocabulary is: ids 0 to 255 single bytes (id 0 is an ordinary token, on purpose),
+then merges learned from a small text, then unused fillers if the merges ran out, then the
+specials. Every text can be encoded; emoji and Hangul split over byte tokens.
+
+Invariant: equal arguments give equal files, byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
+
+LinearType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+
+IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+SPECIALS = (END_OF_TEXT, IM_START, IM_END)
+
+# Greedy output must wander. With plain gains a tied model predicts its own last token for ever
+# (the embedding dominates the residual stream); attention that is sharp and loud makes the next
+# token depend on the whole context instead.
+QUERY_GAIN = 2.0
+ATTENTION_GAIN = 16.0
+FFN_GAIN = 8.0
+# The logits' standard deviation: sampling at temperature 1 is neither greedy nor uniform.
+LOGIT_STD = 3.0
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+TRAINING_TEXT = """
+The ferry leaves the harbour at seven and returns before the light is gone. On the deck there are
+crates of apples, a bicycle with a bent wheel, and a dog that belongs to nobody. The captain counts
+the passengers twice, because the first count is always wrong. When the fog comes down over the
+water, he rings the bell and waits; the other boats answer one after another, each with its own
+note. Nobody speaks. Then the engine starts again, and the shore appears where it should not be.
+def count_passengers(deck, limit=12):
+    total = 0
+    for person in deck:
+        if person.has_ticket and total < limit:
+            total = total + 1
+    return total
+{"name": "ferry", "stops": [1, 2, 3], "open": true, "captain": {"name": "Ada", "age": 57}}
+"""
+
+
+def byte_characters() -> list[str]:
+    """The character that byte-level BPE writes for each byte value."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (value for value in range(256) if value not in printable)
+    table = {value: chr(value) for value in printable}
+    table.update({value: chr(256 + place) for place, value in enumerate(others)})
+    return [table[value] for value in range(256)]
+
+
+@dataclass(frozen=True, slots=True)
+class ToyVocabulary:
+    """What a GGUF file says of its tokenizer."""
+
+    tokens: list[str]
+    types: list[int]
+    merges: list[str]
+
+    def id_of(self, token: str) -> int:
+        return self.tokens.index(token)
+
+
+def toy_vocabulary(
+    size: int = 512, *, user_defined: Sequence[str] = (), specials: Sequence[str] = SPECIALS
+) -> ToyVocabulary:
+    """A vocabulary of exactly `size` tokens; see the module docstring for its order."""
+    tail = [*user_defined, *specials]
+    tokens = byte_characters()
+    num_merges = size - len(tokens) - len(tail)
+    if num_merges < 0:
+        raise ValueError(f"a toy vocabulary needs at least {len(tokens) + len(tail)} tokens")
+    merges = _learn_merges(num_merges)
+    tokens += ["".join(pair) for pair in merges]
+    types = [int(TokenType.NORMAL)] * len(tokens)
+    fillers = [f"<|unused_{place}|>" for place in range(size - len(tokens) - len(tail))]
+    types += [int(TokenType.UNUSED)] * len(fillers)
+    types += [int(TokenType.USER_DEFINED)] * len(user_defined)
+    types += [int(TokenType.CONTROL)] * len(specials)
+    return ToyVocabulary(tokens + fillers + tail, types, [" ".join(pair) for pair in merges])
+
+
+def _learn_merges(limit: int) -> list[tuple[str, str]]:
+    """Up to `limit` byte-pair merges of the training text, the most frequent pair first."""
+    characters = byte_characters()
+    pieces = re.findall(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+", TRAINING_TEXT)
+    words = Counter(tuple(characters[byte] for byte in piece.encode()) for piece in pieces)
+    merges: list[tuple[str, str]] = []
+    made = set(characters)
+    while len(merges) < limit:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in zip(word, word[1:], strict=False):
+                pairs[pair] += count
+        fresh = [(-count, pair) for pair, count in pairs.items() if "".join(pair) not in made]
+        if not fresh:
+            break
+        best = min(fresh)[1]
+        merges.append(best)
+        made.add("".join(best))
+        words = _apply_merge(words, best)
+    return merges
+
+
+def _apply_merge(
+    words: Counter[tuple[str, ...]], pair: tuple[str, str]
+) -> Counter[tuple[str, ...]]:
+    merged: Counter[tuple[str, ...]] = Counter()
+    for word, count in words.items():
+        parts: list[str] = []
+        for part in word:
+            if parts and (parts[-1], part) == pair:
+                parts[-1] += part
+            else:
+                parts.append(part)
+        merged[tuple(parts)] += count
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class ToyShape:
+    """The numbers of a toy model; `hidden` is heads * head_dim."""
+
+    vocab: int = 512
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    ffn: int = 256
+    context_length: int = 512
+    rope_base: float = 10000.0
+    norm_epsilon: float = 1e-5
+
+    @property
+    def hidden(self) -> int:
+        return self.heads * self.head_dim
+
+
+@dataclass(slots=True)
+class _Weights:
+    """Draws every tensor in file order from one generator."""
+
+    shape: ToyShape
+    seed: int
+    tied: bool
+    random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+
+    def _matrix(self, rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
+        std = gain / columns**0.5
+        return self._normal((rows, columns), std)
+
+    def _normal(
+        self, size: tuple[int, ...], std: float, mean: float = 0.0
+    ) -> npt.NDArray[np.float32]:
+        values: npt.NDArray[np.float32] = self.random.normal(mean, std, size).astype(np.float32)
+        return values
+
+    def _norm(self, mean: float = 1.0) -> npt.NDArray[np.float32]:
+        return self._normal((self.shape.hidden,), 0.1 * mean, mean)
+
+    def embeddings(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        hidden, vocab = self.shape.hidden, self.shape.vocab
+        yield "token_embd.weight", self._matrix(vocab, hidden, hidden**0.5)
+        if not self.tied:
+            yield "output.weight", self._matrix(vocab, hidden, hidden**0.5)
+
+    def norms(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        for layer in range(self.shape.layers):
+            yield f"blk.{layer}.attn_norm.weight", self._norm()
+            yield f"blk.{layer}.ffn_norm.weight", self._norm()
+        yield "output_norm.weight", self._norm(LOGIT_STD / self.shape.hidden**0.5)
+
+    def linears(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        shape = self.shape
+        hidden, kv = shape.hidden, shape.kv_heads * shape.head_dim
+        for layer in range(shape.layers):
+            prefix = f"blk.{layer}."
+            yield prefix + "attn_q.weight", self._matrix(hidden, hidden, QUERY_GAIN)
+            yield prefix + "attn_k.weight", self._matrix(kv, hidden, QUERY_GAIN)
+            yield prefix + "attn_v.weight", self._matrix(kv, hidden)
+            yield prefix + "attn_output.weight", self._matrix(hidden, hidden, ATTENTION_GAIN)
+            yield prefix + "ffn_gate.weight", self._matrix(shape.ffn, hidden)
+            yield prefix + "ffn_up.weight", self._matrix(shape.ffn, hidden)
+            yield prefix + "ffn_down.weight", self._matrix(hidden, shape.ffn, FFN_GAIN)
+
+
+def build_toy_model(
+    path: Path,
+    *,
+    seed: int = 0,
+    vocab: int = 512,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    ffn: int = 256,
+    context_length: int = 512,
+    linear_type: LinearType = "F32",
+    embed_type: LinearType = "F32",
+    tied: bool = True,
+    nan_rows: Iterable[int] = (),
+    user_defined: Sequence[str] = (),
+    chat_template: str | None = CHAT_TEMPLATE,
+) -> ToyVocabulary:
+    """Write a toy model to `path` and return its vocabulary.
+
+    `nan_rows`: token ids whose embedding row is NaN, so that only requests that contain one of
+    them get NaN; needs an untied model with float embeddings.
+    """
+    shape = ToyShape(vocab, layers, heads, kv_heads, head_dim, ffn, context_length)
+    vocabulary = toy_vocabulary(vocab, user_defined=user_defined)
+    poisoned = list(nan_rows)
+    if poisoned and (tied or embed_type not in {"F32", "F16", "BF16"}):
+        raise ValueError("nan_rows needs tied=False and embed_type F32, F16 or BF16")
+    writer = GGUFWriter(path, "llama")
+    _write_shape(writer, shape)
+    _write_tokenizer(writer, vocabulary, chat_template)
+    weights = _Weights(shape, seed, tied)
+    for name, values in weights.embeddings():
+        if name == "token_embd.weight":
+            values[poisoned] = np.nan
+        _add_tensor(writer, name, values, embed_type)
+    for name, values in weights.norms():
+        _add_tensor(writer, name, values, "F32")
+    for name, values in weights.linears():
+        _add_tensor(writer, name, values, linear_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return vocabulary
+
+
+def _write_shape(writer: GGUFWriter, shape: ToyShape) -> None:
+    writer.add_name("specd toy")
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context_length)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    writer.add_vocab_size(shape.vocab)
+
+
+def _write_tokenizer(
+    writer: GGUFWriter, vocabulary: ToyVocabulary, chat_template: str | None
+) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    writer.add_token_merges(vocabulary.merges)
+    writer.add_bos_token_id(vocabulary.id_of(IM_START))
+    writer.add_eos_token_id(vocabulary.id_of(IM_END))
+    writer.add_pad_token_id(vocabulary.id_of(END_OF_TEXT))
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+
+
+def _add_tensor(
+    writer: GGUFWriter, name: str, values: npt.NDArray[np.float32], type_name: LinearType
+) -> None:
+    kind = GGMLQuantizationType[type_name]
+    writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
