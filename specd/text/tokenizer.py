@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from specd.errors import InvalidField, ModelFileError
@@ -49,12 +49,11 @@ def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
 class _Recipe:
     """What a `tokenizer.ggml.pre` stands for.
 
-    composes: text is brought to Unicode NFC first. whole_words: a word that is in the vocabulary
-    needs no merges. add_bos: what holds where the file does not say.
+    whole_words: a word that is in the vocabulary needs no merges. add_bos: what holds where the
+    file does not say. None of them normalizes: readers of GGUF files take Unicode as it comes.
     """
 
     split: Callable[[], pre_tokenizers.PreTokenizer]
-    composes: bool = False
     whole_words: bool = False
     add_bos: bool = False
 
@@ -63,7 +62,7 @@ _RECIPES = {
     "default": _Recipe(_byte_level),
     "gpt-2": _Recipe(_byte_level),
     "smollm": _Recipe(_single_digits),
-    "qwen2": _Recipe(lambda: _split_by(_QWEN2_SPLIT), composes=True),
+    "qwen2": _Recipe(lambda: _split_by(_QWEN2_SPLIT)),
     "llama-bpe": _Recipe(lambda: _split_by(_LLAMA3_SPLIT), whole_words=True, add_bos=True),
 }
 
@@ -96,7 +95,7 @@ class Tokenizer:
         self._recipe = recipe
         self._add_bos = recipe.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
         self._add_eos = bool(vocabulary.add_eos)
-        if (self._add_bos and self.bos_id is None) or (self._add_eos and vocabulary.eos_id is None):
+        if (self._add_bos and self.bos_id is None) or (self._add_eos and self.eos_id is None):
             raise ModelFileError(
                 "the tokenizer adds a BOS or EOS token that its file does not name"
             )
@@ -120,6 +119,11 @@ class Tokenizer:
         return self._vocabulary.bos_id
 
     @property
+    def eos_id(self) -> int | None:
+        """The one that templates call `eos_token`, and that the file may ask to append."""
+        return self._vocabulary.eos_id
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends a generation; `text/vocabulary.py` says how they are found."""
         return self._vocabulary.eos_ids
@@ -141,10 +145,10 @@ class Tokenizer:
         self._check_expressible(text)
         backend = self._parsing if parse_special else self._literal
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        if add_special and self._add_bos and self._vocabulary.bos_id is not None:
-            ids.insert(0, self._vocabulary.bos_id)
-        if add_special and self._add_eos and self._vocabulary.eos_id is not None:
-            ids.append(self._vocabulary.eos_id)
+        if add_special and self._add_bos and self.bos_id is not None:
+            ids.insert(0, self.bos_id)
+        if add_special and self._add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -197,8 +201,6 @@ class Tokenizer:
             ) from error
         backend = Backend(model)
         backend.pre_tokenizer = self._recipe.split()
-        if self._recipe.composes:
-            backend.normalizer = normalizers.NFC()
         backend.add_tokens(list(self._added_tokens(parse_special)))
         return backend
 

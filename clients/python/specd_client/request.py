@@ -1,0 +1,153 @@
+"""Python options -> StreamGenerateRequest.
+
+Knows which option fills which field; knows no default, limit or rule: the server has these.
+
+Invariant: every option that is given reaches its field, and an unknown one is a TypeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from google.protobuf.json_format import ParseDict
+
+from specd_client.v1 import generation_pb2, types_pb2
+
+
+class Options(TypedDict, total=False):
+    """Options of a generation. None is the same as leaving one out: the server's default.
+
+    Named as on the wire, but: return_text, return_token_ids, return_steps and return_logprob_basis
+    choose what deltas carry; speculation False decodes plainly; draft_budget_s is in seconds;
+    prediction is text or token ids. timeout_s ends the whole call.
+    """
+
+    request_id: str | None
+    model: str | None
+    priority: int | None
+    tenant: str | None
+    add_special_tokens: bool | None
+    tools: Sequence[Mapping[str, Any]] | None
+    template_arguments: Mapping[str, Any] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    num_sequences: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    stop_strings: Sequence[str] | None
+    stop_token_ids: Iterable[int] | None
+    ignore_eos: bool | None
+    include_stop_string: bool | None
+    return_text: bool | None
+    return_token_ids: bool | None
+    return_steps: bool | None
+    return_logprob_basis: types_pb2.LogprobBasis.ValueType | None
+    top_logprobs: int | None
+    prompt_logprobs: int | None
+    skip_special_tokens: bool | None
+    speculation: bool | None
+    drafters: Sequence[str] | None
+    max_draft_tokens: int | None
+    draft_budget_s: float | None
+    prediction: str | Sequence[int] | None
+    json_schema: str | None
+    regex: str | None
+    grammar: str | None
+    choice: Sequence[str] | None
+
+
+PLAIN = {
+    "": ("request_id", "model", "priority", "tenant"),
+    "input": ("add_special_tokens",),
+    "sampling": (
+        *("temperature", "top_p", "top_k", "min_p", "seed", "num_sequences", "logit_bias"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    ),
+    "stop": (
+        *("max_new_tokens", "min_new_tokens", "stop_strings", "stop_token_ids"),
+        *("ignore_eos", "include_stop_string"),
+    ),
+    "output": ("top_logprobs", "prompt_logprobs", "skip_special_tokens"),
+    "speculation": ("drafters", "max_draft_tokens"),
+    "structure": ("json_schema", "regex", "grammar"),
+}
+PLACES = {name: (part, name) for part, names in PLAIN.items() for name in names} | {
+    "return_text": ("output", "text"),
+    "return_token_ids": ("output", "token_ids"),
+    "return_steps": ("output", "speculation_steps"),
+    "return_logprob_basis": ("output", "logprob_basis"),
+}
+
+
+def request_from(
+    text: str | None,
+    token_ids: Iterable[int] | None,
+    messages: Iterable[Mapping[str, str]] | None,
+    options: Mapping[str, Any],
+) -> generation_pb2.StreamGenerateRequest:
+    """Returns the request. Raises TypeError for an unknown option or not exactly one prompt."""
+    if sum(form is not None for form in (text, token_ids, messages)) != 1:
+        raise TypeError("give exactly one of text, token_ids and messages")
+    request = generation_pb2.StreamGenerateRequest()
+    if text is not None:
+        request.input.text = text
+    elif token_ids is not None:
+        request.input.tokens.SetInParent()
+        request.input.tokens.ids.extend(token_ids)
+    else:
+        request.input.chat.SetInParent()
+        request.input.chat.messages.extend(
+            types_pb2.ChatMessage(**message) for message in messages or ()
+        )
+    for name, value in options.items():
+        if value is not None:
+            _set_option(request, name, value)
+    return request
+
+
+def _set_option(request: generation_pb2.StreamGenerateRequest, name: str, value: Any) -> None:
+    if name in PLACES:
+        part, field = PLACES[name]
+        _set(getattr(request, part) if part else request, field, value)
+        return
+    match name:
+        case "speculation":
+            request.speculation.mode = (
+                types_pb2.SPECULATION_MODE_ENABLED if value else types_pb2.SPECULATION_MODE_DISABLED
+            )
+        case "draft_budget_s":
+            request.speculation.draft_budget.FromNanoseconds(round(value * 1e9))
+        case "prediction" if isinstance(value, str):
+            request.speculation.prediction.text = value
+        case "prediction":
+            request.speculation.prediction.tokens.ids.extend(value)
+        case "choice":
+            _set(request.structure.choice, "values", value)
+        case "tools":
+            for tool in value:
+                ParseDict(tool, request.input.chat.tools.add())
+        case "template_arguments":
+            ParseDict(value, request.input.chat.template_arguments)
+        case _:
+            raise TypeError(f"unknown option {name!r}")
+
+
+def _set(message: Any, field: str, value: Any) -> None:
+    """Fills a scalar, repeated or map field."""
+    present = getattr(message, field)
+    if isinstance(value, Mapping):
+        present.update(value)
+    elif hasattr(present, "extend"):
+        if isinstance(value, str):
+            raise TypeError(f"{field} takes a list of strings, not one string")
+        present.extend(value)
+    else:
+        setattr(message, field, value)

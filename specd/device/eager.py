@@ -1,0 +1,93 @@
+"""The CPU runner, and the reference for every other: a padded batch in, verified tokens out.
+
+Owns the KV cache and the static input buffers; runs on the device thread only. Knows nothing of
+requests. Invariant: every KV value that attention can reach is finite: the zero page stays zero,
+pages are zeroed when they are handed out, the scratch page is never named by a block table.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from specd.device.layout import HeadCounts, attention_layout
+from specd.device.verifier import verify
+from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult
+from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
+from specd.model.attention import DeviceGroup, DeviceLayout, causal_mask
+from specd.model.decoder import Decoder
+
+# Totals of flat positions. Steps are charged for their pads, so the buckets are close together.
+PACKED_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96,
+                  112, 128, 160, 192, 224, 256, 320, 384, 448, 512)  # fmt: skip
+
+
+def packed_buckets(max_positions: int) -> tuple[int, ...]:
+    """The buckets of a runner whose steps hold at most `max_positions`."""
+    return (*(bucket for bucket in PACKED_BUCKETS if bucket < max_positions), max_positions)
+
+
+class EagerRunner:
+    """Runs steps over static buffers. All methods belong to the device thread."""
+
+    def __init__(
+        self, decoder: Decoder, *, num_pages: int, layout: LayoutSpec, strict: bool
+    ) -> None:
+        """`num_pages` counts usable pages; the reserved two come on top."""
+        self.decoder = decoder
+        self.layout = layout
+        self.strict = strict
+        config = decoder.config
+        self._heads = HeadCounts(config.num_heads, config.num_kv_heads, config.fused_heads)
+        shape = decoder.cache_shape(num_pages + RESERVED_PAGES, PAGE_SIZE)
+        self._cache = torch.zeros(shape, dtype=decoder.weights.dtype)
+        size = _largest(layout)
+        self._tokens, self._positions, self._kv_slots = (
+            torch.zeros(size, dtype=torch.int64) for _ in range(3)
+        )
+
+    def step(self, batch: PaddedBatch) -> StepResult:
+        """Run and verify one batch."""
+        start = time.perf_counter()
+        rows = verify(self.logits(batch), batch)
+        return StepResult(rows, time.perf_counter() - start)
+
+    def logits(self, batch: PaddedBatch) -> Tensor:
+        """Run one batch; fp32 [len(batch.sample_index), vocab]."""
+        if batch.fresh_pages:
+            self._cache.index_fill_(1, torch.tensor(batch.fresh_pages), 0)
+        size = batch.num_positions
+        tokens, positions, kv_slots = (
+            buffer[:size] for buffer in (self._tokens, self._positions, self._kv_slots)
+        )
+        tokens.copy_(torch.from_numpy(batch.tokens))
+        positions.copy_(torch.from_numpy(batch.positions))
+        kv_slots.copy_(torch.from_numpy(batch.kv_slots))
+        hidden = self.decoder.hidden(
+            tokens, positions, kv_slots, self._cache, self._device_layout(batch)
+        )
+        if not batch.sample_index.size:
+            return hidden.new_empty((0, self.decoder.config.vocab_size), dtype=torch.float32)
+        return self.decoder.logits(hidden, torch.from_numpy(batch.sample_index))
+
+    def _device_layout(self, batch: PaddedBatch) -> DeviceLayout:
+        plan = attention_layout(batch.rows, batch.num_positions, self._heads, strict=self.strict)
+        dtype = self._cache.dtype
+        groups = tuple(
+            DeviceGroup(
+                num_segments=group.num_segments,
+                kv_length=group.kv_length,
+                query_index=torch.from_numpy(group.query_index),
+                table=torch.from_numpy(group.table),
+                mask=causal_mask(torch.from_numpy(group.limit), group.kv_length, dtype),
+            )
+            for group in plan.groups
+        )
+        return DeviceLayout(groups, torch.from_numpy(plan.output_index))
+
+
+def _largest(layout: LayoutSpec) -> int:
+    rectangle = max(layout.widths, default=0) * max(layout.row_buckets, default=0)
+    return rectangle + layout.packed_buckets[-1]

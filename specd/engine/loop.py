@@ -1,0 +1,354 @@
+"""The step loop: plan, draft, pad, run, verify, commit.
+
+Owns every request and takes every decision; runs on the event loop and never calls torch. The
+device thread is reached through `Device.step` alone, which runs and verifies a padded batch.
+Invariant: state changes between steps only, in `_plan` and `_commit` and where ends are dropped,
+so that pages of a running step are never given away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specd.engine.book import Book
+from specd.engine.drafting import Draft, DraftAsk, Drafting
+from specd.engine.events import Delta, SpeculationStep, Started
+from specd.engine.output import Ending
+from specd.engine.padding import clean_draft, pad
+from specd.engine.request import EndCause, Request
+from specd.engine.scheduler import Limits, Plan, Share, plan
+from specd.engine.step_types import (
+    CleanDraft,
+    LayoutSpec,
+    PaddedBatch,
+    PaddedRow,
+    PlannedRow,
+    RowResult,
+    StepResult,
+)
+from specd.engine.waste import WasteCounter
+from specd.errors import NonFiniteLogits, OutOfPages, StepFailed
+
+_log = logging.getLogger("specd.engine")
+
+# Weight of the newest step in the learned step time, from which drafters get their deadline.
+_STEP_TIME_WEIGHT = 0.1
+
+
+class Device(Protocol):
+    """The device thread as the loop sees it."""
+
+    layout: LayoutSpec
+
+    async def step(self, batch: PaddedBatch) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the loop must know of the model: its name, vocabulary and arithmetic fingerprint."""
+
+    name: str
+    vocab_size: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Counts at this moment; all but `steps` are zero when nothing runs."""
+
+    steps: int
+    running: int
+    waiting: int
+    pages_used: int
+    pages_total: int
+    slots_used: int
+    drafter_sessions: int
+
+
+class Engine:
+    """Serves requests until `run` is cancelled."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: ModelFacts,
+        drafting: Drafting,
+        *,
+        num_pages: int,
+        limits: Limits,
+        max_waiting: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.drafting = drafting
+        self.waste = WasteCounter()
+        self._device = device
+        self._model = model
+        self._limits = limits
+        self._clock = clock
+        self._book = Book(
+            drafting, num_pages=num_pages, max_rows=limits.max_rows, max_waiting=max_waiting
+        )
+        self._wake = asyncio.Event()
+        self._steps = 0
+        self._step_time_s = 0.0
+
+    # --- the border: called by the server's handlers, never waits ---
+
+    @property
+    def capacity(self) -> int:
+        """Positions that the whole KV pool holds."""
+        return self._book.pages.capacity
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; its events come through its mailbox.
+
+        Raises:
+            NotServing, DuplicateRequest, QueueFull: and nothing has changed.
+            OutOfPages: the prompt alone is larger than the KV pool.
+        """
+        self._book.submit(request)
+        self._wake.set()
+
+    def abort(self, request_id: str) -> bool:
+        """End a stream cleanly at the next step; False if no such request is alive."""
+        request = self._book.find(request_id)
+        if request is None:
+            return False
+        if request.end_cause is None:
+            request.end_cause = EndCause.ABORTED
+        self._wake.set()
+        return True
+
+    def cancel(self, request: Request) -> None:
+        """The reader of `request` is gone. Harmless when the request has ended."""
+        request.end_cause = EndCause.CANCELLED
+        self._wake.set()
+
+    def refuse_new(self, reason: str) -> None:
+        """Refuse every later `submit` with NotServing; live requests go on."""
+        self._book.refusing = reason
+
+    def statistics(self) -> EngineStatistics:
+        pages = self._book.pages.statistics()
+        return EngineStatistics(
+            steps=self._steps,
+            running=len(self._book.running),
+            waiting=len(self._book.waiting),
+            pages_used=pages.used,
+            pages_total=pages.total,
+            slots_used=self._book.slots_used,
+            drafter_sessions=self.drafting.sessions,
+        )
+
+    # --- the loop ---
+
+    async def run(self) -> None:
+        """Step for as long as there is work, wait otherwise; ends when cancelled."""
+        book = self._book
+        try:
+            while True:
+                book.drop_ended()
+                if book.running or book.waiting:
+                    await self._guarded_step()
+                else:
+                    book.check_integrity()
+                    self._wake.clear()
+                    await self._wake.wait()
+        finally:
+            self.refuse_new("the engine has stopped")
+            for request in book.live():
+                book.fail(request, StepFailed())
+
+    async def _guarded_step(self) -> None:
+        """One step; whatever it raises ends the requests that were part of it and no other."""
+        part: list[Request] = []
+        try:
+            await self._step(part)
+        except Exception:
+            part = part or self._book.live()
+            _log.exception("a step failed; its %d requests end", len(part))
+            for request in part:
+                self._book.fail(request, StepFailed())
+
+    async def _step(self, part: list[Request]) -> None:
+        planned = self._plan()
+        part.extend(share.request for share in planned.shares)
+        if not part:
+            await asyncio.sleep(0)  # only ends and preemptions happened; let their readers run
+            return
+        drafts = await self._draft(planned.shares)
+        batch = self._pad(planned.shares, drafts)
+        result = await self._device.step(batch)  # run and verify, on the device thread
+        self._commit(planned.shares, drafts, batch, result)
+
+    # --- plan ---
+
+    def _plan(self) -> Plan:
+        book = self._book
+        planned = plan(book.running, book.waiting, book.pages.num_free, self._limits)
+        for request in planned.failed:
+            book.fail(request, OutOfPages(request.known + 1, self.capacity))
+        for request in planned.preempted:
+            book.preempt(request)
+        for request in planned.admitted:
+            if book.admit(request):
+                request.mailbox.put_nowait(self._started(request))
+        return planned
+
+    def _started(self, request: Request) -> Started:
+        return Started(
+            request_id=request.request_id,
+            model=self._model.name,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_prompt_tokens=0,
+            seed=request.params.sampling.seed,
+            queue_time_s=self._clock() - request.arrived_s,
+            fingerprint=self._model.fingerprint,
+        )
+
+    # --- draft ---
+
+    async def _draft(self, shares: Sequence[Share]) -> Sequence[Draft | None]:
+        """One raw draft per share; None for those that did not ask."""
+        asking = [index for index, share in enumerate(shares) if share.allowance > 0]
+        drafts: list[Draft | None] = [None] * len(shares)
+        if not asking:
+            return drafts
+        asks = [_ask(shares[index]) for index in asking]
+        collected = await self.drafting.collect(asks, step_time_s=self._step_time_s)
+        for index, draft in zip(asking, collected, strict=True):
+            drafts[index] = draft
+            shares[index].request.tally.drafted(
+                draft.drafter, draft.draft_time_s, draft.late, draft.faults
+            )
+        return drafts
+
+    # --- pad ---
+
+    def _pad(self, shares: Sequence[Share], drafts: Sequence[Draft | None]) -> PaddedBatch:
+        rows, clean, fresh = [], [], []
+        for share, draft in zip(shares, drafts, strict=True):
+            request = share.request
+            cleaned = self._clean(share, draft)
+            last = request.computed + share.count + len(cleaned.token_ids)
+            fresh.extend(self._book.pages.grow(request.pages, last))
+            rows.append(_planned_row(share))
+            clean.append(cleaned)
+        pages = [share.request.pages for share in shares]
+        return pad(rows, clean, pages, self._device.layout, fresh)
+
+    def _clean(self, share: Share, draft: Draft | None) -> CleanDraft:
+        if draft is None:
+            return CleanDraft()
+        cleaned = clean_draft(draft.token_ids, share.allowance, self._model.vocab_size)
+        if cleaned.fault is not None and draft.drafter is not None:
+            self.drafting.report_fault(draft.drafter)
+            share.request.tally.drafted(draft.drafter, 0.0, (), (draft.drafter,))
+        return cleaned
+
+    # --- commit ---
+
+    def _commit(
+        self,
+        shares: Sequence[Share],
+        drafts: Sequence[Draft | None],
+        batch: PaddedBatch,
+        result: StepResult,
+    ) -> None:
+        self._steps += 1
+        self.waste.count(batch)
+        self._learn_step_time(result.device_time_s)
+        tail = batch.num_positions - sum(row.span for row in batch.rows)
+        for index, share in enumerate(shares):
+            row, outcome, draft = batch.rows[index], result.rows[index], drafts[index]
+            share.request.computed += share.count
+            if outcome is None or share.request.end_cause is not None:
+                continue
+            # A row answers for its own pads; the tail of the layout is charged to the last row.
+            pads = row.span - row.count + (tail if index == len(shares) - 1 else 0)
+            maker = None if draft is None else draft.drafter
+            self._commit_row(share.request, row, outcome, maker, pads, result.device_time_s)
+
+    def _commit_row(
+        self,
+        request: Request,
+        row: PaddedRow,
+        outcome: RowResult,
+        maker: str | None,
+        pads: int,
+        seconds: float,
+    ) -> None:
+        if not outcome.finite:
+            self._book.fail(request, NonFiniteLogits())
+            return
+        # Accepted draft tokens were inputs of this step: their K and V are in the pages.
+        request.computed += outcome.accepted
+        committed, ending = _push(request, outcome.token_ids)
+        accepted = min(outcome.accepted, len(committed))
+        request.tokens.extend(committed)
+        request.tally.verified(maker, row.draft_len, accepted, pads, seconds)
+        self.drafting.observe(request.request_id, committed, accepted, maker)
+        request.mailbox.put_nowait(_delta(request, row, committed, accepted, maker))
+        if ending is not None:
+            self._book.finish(request, ending)
+        else:
+            self._book.pages.rewind(request.pages, request.known)
+
+    def _learn_step_time(self, seconds: float) -> None:
+        known = self._step_time_s or seconds
+        self._step_time_s = known + _STEP_TIME_WEIGHT * (seconds - known)
+
+
+def _ask(share: Share) -> DraftAsk:
+    request = share.request
+    speculation = request.params.speculation
+    return DraftAsk(
+        request_id=request.request_id,
+        tokens=request.tokens,
+        budget=share.allowance,
+        drafters=speculation.drafters,
+        grant_s=speculation.draft_budget_s,
+    )
+
+
+def _planned_row(share: Share) -> PlannedRow:
+    request = share.request
+    end = request.computed + share.count
+    assert request.slot is not None
+    return PlannedRow(
+        request_id=request.request_id,
+        slot=request.slot,
+        tokens=tuple(request.tokens[request.computed : end]),
+        first_position=request.computed,
+        samples=end == request.known,
+        allowance=share.allowance,
+        sampling=request.params.sampling,
+    )
+
+
+def _push(request: Request, token_ids: Sequence[int]) -> tuple[list[int], Ending | None]:
+    """Push tokens until one ends the generation; returns those that count."""
+    committed = []
+    for token in token_ids:
+        committed.append(token)
+        ending = request.output.push(token)
+        if ending is not None:
+            return committed, ending
+    return committed, None
+
+
+def _delta(
+    request: Request, row: PaddedRow, committed: Sequence[int], accepted: int, maker: str | None
+) -> Delta:
+    step = SpeculationStep(maker if row.draft_len else None, row.draft_len, accepted)
+    return Delta(
+        text=request.output.take_text(),
+        token_ids=tuple(committed),
+        num_completion_tokens=request.output.num_tokens,
+        steps=(step,),
+    )
