@@ -8,13 +8,14 @@ pages are zeroed when they are handed out, the scratch page is never named by a 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specd.device.layout import HeadCounts, attention_layout
 from specd.device.verifier import verify
-from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult
+from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, StepResult
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
 from specd.model.attention import DeviceGroup, DeviceLayout, causal_mask
 from specd.model.decoder import Decoder
@@ -39,6 +40,7 @@ class EagerRunner:
         self.decoder = decoder
         self.layout = layout
         self.strict = strict
+        self.num_pages = num_pages
         config = decoder.config
         self._heads = HeadCounts(config.num_heads, config.num_kv_heads, config.fused_heads)
         shape = decoder.cache_shape(num_pages + RESERVED_PAGES, PAGE_SIZE)
@@ -66,14 +68,15 @@ class EagerRunner:
         positions.copy_(torch.from_numpy(batch.positions))
         kv_slots.copy_(torch.from_numpy(batch.kv_slots))
         hidden = self.decoder.hidden(
-            tokens, positions, kv_slots, self._cache, self._device_layout(batch)
+            tokens, positions, kv_slots, self._cache, self.device_layout(batch.rows, size)
         )
         if not batch.sample_index.size:
             return hidden.new_empty((0, self.decoder.config.vocab_size), dtype=torch.float32)
         return self.decoder.logits(hidden, torch.from_numpy(batch.sample_index))
 
-    def _device_layout(self, batch: PaddedBatch) -> DeviceLayout:
-        plan = attention_layout(batch.rows, batch.num_positions, self._heads, strict=self.strict)
+    def device_layout(self, rows: Sequence[PaddedRow], num_positions: int) -> DeviceLayout:
+        """Where each of `num_positions` flat positions attends, as tensors."""
+        plan = attention_layout(rows, num_positions, self._heads, strict=self.strict)
         dtype = self._cache.dtype
         groups = tuple(
             DeviceGroup(

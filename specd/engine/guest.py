@@ -100,12 +100,13 @@ class Guest:
 
     def _of_begun(
         self, batch: Sequence[DraftContext], budgets: Sequence[int]
-    ) -> tuple[list[DraftContext], list[int], list[bool]]:
+    ) -> tuple[tuple[DraftContext, ...], tuple[int, ...], list[bool]]:
+        """Return the rows that have begun, as tuples that a drafter cannot change, and which."""
         places = [row.request_id in self._begun for row in batch]
-        if all(places):  # lists of the drafter's own: it may keep or change them
-            return list(batch), list(budgets), places
-        rows = [row for row, asked in zip(batch, places, strict=True) if asked]
-        return rows, [n for n, asked in zip(budgets, places, strict=True) if asked], places
+        if all(places):
+            return tuple(batch), tuple(budgets), places
+        rows = tuple(row for row, asked in zip(batch, places, strict=True) if asked)
+        return rows, tuple(n for n, asked in zip(budgets, places, strict=True) if asked), places
 
     def _tell(self, call: Callable[[], object]) -> bool:
         try:

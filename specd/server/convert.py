@@ -87,7 +87,6 @@ def call_from(request: GenerationRequest, *, limits: Limits) -> GenerationCall:
 
 def params_from(request: GenerationRequest, *, limits: Limits) -> GenerationParams:
     """Returns the parameters with defaults filled in; draws the seed. Raises RequestRefused."""
-    _refuse_unknown_fields(request, "")
     model_from(request, limits=limits)
     _refuse_if("structure", request.HasField("structure"))
     _refuse_if("priority", request.priority != 0)
@@ -102,7 +101,7 @@ def params_from(request: GenerationRequest, *, limits: Limits) -> GenerationPara
 
 def prompt_from(request: HasInput, *, limits: Limits) -> Prompt:
     """Returns the prompt. Raises InvalidField, ContextLengthExceeded or UnsupportedField."""
-    _refuse_unknown_fields(request.input, "input.")
+    refuse_unknown_fields(request)
     match request.input.WhichOneof("prompt"):
         case "text":
             return _text_prompt(request.input)
@@ -126,14 +125,19 @@ def request_id_from(request: GenerationRequest) -> str:
 
 def aborted_id_from(request: generation_pb2.AbortGenerationRequest) -> str:
     """Returns the id to abort. Raises InvalidField where it is empty."""
-    _refuse_unknown_fields(request, "")
+    refuse_unknown_fields(request)
     if not request.request_id:
         raise InvalidField("request_id", "name the request to abort")
     return request.request_id
 
 
 def model_from(request: NamesModel, *, limits: Limits) -> str:
-    """Returns the model's name, the default one where none is given. Raises UnknownName."""
+    """Returns the model's name, the default one where none is given. Raises UnknownName.
+
+    Every request that names a model comes through here, so this is where UnsupportedField is
+    raised for fields of newer protocols.
+    """
+    refuse_unknown_fields(request)
     if not request.model:
         return limits.models[0]
     if request.model not in limits.models:
@@ -141,27 +145,16 @@ def model_from(request: NamesModel, *, limits: Limits) -> str:
     return request.model
 
 
-def tokens_from(request: model_pb2.DetokenizeRequest, *, limits: Limits) -> tuple[int, ...]:
-    """Returns the ids to detokenize, maybe none. Raises InvalidField."""
-    _refuse_unknown_fields(request, "")
-    return _token_ids("token_ids", request.token_ids, limits)
-
-
-def skip_special_tokens_from(request: model_pb2.DetokenizeRequest) -> bool:
-    """Returns whether special tokens are left out of the text."""
-    return _value(request, "skip_special_tokens", True)
-
-
 def _text_prompt(message: types_pb2.Input) -> TextPrompt:
     if not message.text:
         raise InvalidField("input.text", "is empty")
-    return TextPrompt(message.text, _value(message, "add_special_tokens", True))
+    return TextPrompt(message.text, value_or(message, "add_special_tokens", True))
 
 
 def _tokens_prompt(message: types_pb2.Input, limits: Limits) -> TokensPrompt:
     if message.add_special_tokens:
         raise InvalidField("input.add_special_tokens", "tokens are taken as they are")
-    ids = _token_ids("input.tokens.ids", message.tokens.ids, limits)
+    ids = token_ids_from("input.tokens.ids", message.tokens.ids, limits)
     if not ids:
         raise InvalidField("input.tokens.ids", "is empty")
     if len(ids) >= limits.context_length:
@@ -189,16 +182,16 @@ def _chat_prompt(message: types_pb2.Input) -> ChatPrompt:
 
 def _sampling(message: types_pb2.SamplingParams, limits: Limits) -> SamplingParams:
     for name, off in OFF.items():
-        _refuse_if(f"sampling.{name}", _value(message, name, off) != off)
+        _refuse_if(f"sampling.{name}", value_or(message, name, off) != off)
     _refuse_if("sampling.logit_bias", bool(message.logit_bias))
-    _check_num_sequences(_value(message, "num_sequences", 1))
-    temperature = _value(message, "temperature", 1.0)
+    _check_num_sequences(value_or(message, "num_sequences", 1))
+    temperature = value_or(message, "temperature", 1.0)
     if not (math.isfinite(temperature) and temperature >= 0):
         raise InvalidField("sampling.temperature", "must be finite and at least 0")
-    top_p = _value(message, "top_p", 1.0)
+    top_p = value_or(message, "top_p", 1.0)
     if not 0 < top_p <= 1:
         raise InvalidField("sampling.top_p", "must be above 0 and at most 1")
-    min_p = _value(message, "min_p", 0.0)
+    min_p = value_or(message, "min_p", 0.0)
     if not 0 <= min_p <= 1:
         raise InvalidField("sampling.min_p", "must be between 0 and 1")
     seed = message.seed if message.HasField("seed") else limits.draw_seed()
@@ -224,7 +217,7 @@ def _stop(message: types_pb2.StopParams, limits: Limits) -> StopParams:
         raise InvalidField("stop.max_new_tokens", "must be at least 1")
     if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidField("stop.stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS}")
-    ids = _token_ids("stop.stop_token_ids", message.stop_token_ids, limits)
+    ids = token_ids_from("stop.stop_token_ids", message.stop_token_ids, limits)
     return StopParams(
         max_new_tokens=max_new_tokens,
         stop_strings=_stop_strings(message.stop_strings),
@@ -252,9 +245,9 @@ def _output(message: types_pb2.OutputParams) -> OutputParams:
     _check_enum("output.logprob_basis", message.logprob_basis, types_pb2.LogprobBasis.values())
     _refuse_if("output.logprob_basis", message.logprob_basis != 0)
     return OutputParams(
-        text=_value(message, "text", True),
+        text=value_or(message, "text", True),
         token_ids=message.token_ids,
-        skip_special_tokens=_value(message, "skip_special_tokens", True),
+        skip_special_tokens=value_or(message, "skip_special_tokens", True),
         speculation_steps=message.speculation_steps,
     )
 
@@ -281,7 +274,7 @@ def _max_draft_tokens(message: types_pb2.SpeculationParams, limits: Limits) -> i
     cap = limits.max_draft_tokens
     if message.max_draft_tokens > cap:
         raise InvalidField("speculation.max_draft_tokens", f"this daemon drafts at most {cap}")
-    return _value(message, "max_draft_tokens", cap)
+    return value_or(message, "max_draft_tokens", cap)
 
 
 def _drafters(names: Sequence[str], limits: Limits) -> tuple[str, ...]:
@@ -304,7 +297,7 @@ def _draft_budget_s(duration: Duration) -> float:
     return budget_s
 
 
-def _token_ids(field: str, ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
+def token_ids_from(field: str, ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
     """Raises InvalidField for the first id that is outside the vocabulary."""
     if max(ids, default=0) >= limits.vocab_size:
         index = next(i for i, token_id in enumerate(ids) if token_id >= limits.vocab_size)
@@ -314,7 +307,7 @@ def _token_ids(field: str, ids: Sequence[int], limits: Limits) -> tuple[int, ...
     return tuple(ids)
 
 
-def _value(message: Message, field: str, default: T) -> T:
+def value_or(message: Message, field: str, default: T) -> T:
     """Returns a field with presence, or `default` where it is unset."""
     return cast(T, getattr(message, field)) if message.HasField(field) else default
 
@@ -331,7 +324,7 @@ def _refuse_if(field: str, is_set: bool) -> None:
         raise UnsupportedField(field)
 
 
-def _refuse_unknown_fields(message: Message, path: str) -> None:
+def refuse_unknown_fields(message: Message, path: str = "") -> None:
     """Raises UnsupportedField for a field number that this revision of the protocol lacks.
 
     Protobuf drops such fields without a word; their sender meant something by them.
@@ -343,4 +336,4 @@ def _refuse_unknown_fields(message: Message, path: str) -> None:
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
         for part in value if field.is_repeated else [value]:
-            _refuse_unknown_fields(part, f"{path}{field.name}.")
+            refuse_unknown_fields(part, f"{path}{field.name}.")

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 DOMAIN = "specd"
 NOT_SERVING_RETRY_S = 1.0
-# A status travels in one block of headers, of which peers take 8 KiB; non-ASCII text triples there
-# and the message is sent twice. So much of what callers name may be echoed.
-MAX_TEXT_BYTES = 1024
+# A status travels in one block of headers, of which peers take 8 KiB, and it holds up to four such
+# texts; non-ASCII triples in one of them.
+MAX_TEXT_BYTES = 512
 
 Code = grpc.StatusCode
 Trailers = tuple[tuple[str, str | bytes], ...]

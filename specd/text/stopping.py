@@ -33,9 +33,8 @@ class _Follower:
 
     def advance(self, character: str) -> bool:
         """Take one more character; True where the text now ends with the whole stop string."""
-        length = self.length
-        if length == len(self.stop):
-            length = self._shorter[length]
+        # Behind a match it starts anew: a later match of the same string never wins.
+        length = self.length if self.length < len(self.stop) else 0
         while length and self.stop[length] != character:
             length = self._shorter[length]
         self.length = length + (self.stop[length] == character)
@@ -43,9 +42,9 @@ class _Follower:
 
 
 def _shorter_borders(stop: str) -> list[int]:
-    """At n: the length of the longest proper prefix of stop[:n] that also ends it."""
+    """At n < len(stop): the length of the longest proper prefix of stop[:n] that also ends it."""
     borders = [0, 0]
-    for place in range(1, len(stop)):
+    for place in range(1, len(stop) - 1):
         length = borders[place]
         while length and stop[length] != stop[place]:
             length = borders[length]

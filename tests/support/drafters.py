@@ -109,13 +109,17 @@ class AsyncDrafter(Recorder):
 
 
 class BlockingDrafter(Recorder):
-    """Blocks its thread until `gate` is set (it starts open); `entered` tells that it is in."""
+    """Blocks its thread until `gate` is set (it starts open); `entered` tells that it is in.
+
+    `told` is set whenever begin, observe or end has been called.
+    """
 
     def __init__(self, script: Script = nothing, failing: Sequence[str] = ()) -> None:
         super().__init__(script, failing)
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
+        self.told = threading.Event()
         self.threads: set[str] = set()
 
     def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
@@ -130,6 +134,7 @@ class BlockingDrafter(Recorder):
 
     def _note(self, *event: Any) -> None:
         self.threads.add(threading.current_thread().name)
+        self.told.set()
         super()._note(*event)
 
 

@@ -267,6 +267,25 @@ def _write_shape(writer: GGUFWriter, shape: ToyShape) -> None:
     writer.add_vocab_size(shape.vocab)
 
 
+def tokenizer_metadata(
+    vocabulary: ToyVocabulary, chat_template: str = CHAT_TEMPLATE
+) -> dict[str, object]:
+    """What an opened toy file says of its tokenizer, without a file."""
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": vocabulary.tokens,
+        "tokenizer.ggml.token_type": vocabulary.types,
+        "tokenizer.ggml.merges": vocabulary.merges,
+        "tokenizer.ggml.bos_token_id": vocabulary.id_of(IM_START),
+        "tokenizer.ggml.eos_token_id": vocabulary.id_of(IM_END),
+        "tokenizer.ggml.padding_token_id": vocabulary.id_of(END_OF_TEXT),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": chat_template,
+    }
+
+
 def _write_tokenizer(
     writer: GGUFWriter, vocabulary: ToyVocabulary, chat_template: str | None
 ) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.struct_pb2 import Struct
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from specd_client.v1 import generation_pb2 as pb
-from specd_client.v1 import model_pb2, types_pb2
+from specd_client.v1 import types_pb2
 
 from specd import errors
 from specd.engine.params import (
@@ -36,6 +31,10 @@ LIMITS = convert.Limits(
     draw_seed=lambda: 7,
 )
 Request = pb.StreamGenerateRequest
+CONVERSATION = [
+    types_pb2.ChatMessage(role="user", content="Hi"),
+    types_pb2.ChatMessage(role="assistant"),
+]
 
 
 def text_request() -> Request:
@@ -149,10 +148,10 @@ def test_features_that_are_switched_off_explicitly_are_taken() -> None:
         (types_pb2.Input(tokens=types_pb2.TokenIds(ids=[0, 99])), TokensPrompt((0, 99))),
         (
             types_pb2.Input(
-                chat=types_pb2.ChatInput(messages=[types_pb2.ChatMessage(role="user")]),
+                chat=types_pb2.ChatInput(messages=CONVERSATION),
                 add_special_tokens=False,
             ),
-            ChatPrompt((ChatMessage("user", ""),)),
+            ChatPrompt((ChatMessage("user", "Hi"), ChatMessage("assistant", ""))),
         ),
     ],
 )
@@ -267,6 +266,7 @@ UNSUPPORTED: list[tuple[str, Callable[[Request], object]]] = [
     ("priority", lambda r: setattr(r, "priority", -1)),
     ("tenant", lambda r: setattr(r, "tenant", "t")),
     ("input.chat.tools", lambda r: r.input.chat.tools.add()),
+    ("input.chat.template_arguments", lambda r: r.input.chat.template_arguments.update({"a": 1})),
     ("sampling.repetition_penalty", lambda r: setattr(r.sampling, "repetition_penalty", 1.1)),
     ("sampling.presence_penalty", lambda r: setattr(r.sampling, "presence_penalty", 0.1)),
     ("sampling.frequency_penalty", lambda r: setattr(r.sampling, "frequency_penalty", -0.1)),
@@ -291,149 +291,33 @@ def test_a_field_without_its_feature_is_refused(
     assert refused.value.field == field
 
 
+NEWER = b"\xb8\x3e\x01"  # field 999, varint 1
+
+
 @pytest.mark.parametrize(
     ("path", "field"), [("", "#999"), ("sampling", "sampling.#999"), ("input", "input.#999")]
 )
 def test_a_field_of_a_newer_protocol_is_refused(path: str, field: str) -> None:
     request = text_request()
     newer = getattr(request, path) if path else request
-    newer.MergeFromString(b"\xb8\x3e\x01")  # field 999, varint 1
-    with pytest.raises(errors.UnsupportedField) as refused:
-        params(request)
-    assert refused.value.field == field
+    newer.MergeFromString(NEWER)
+    for read in (convert.params_from, convert.prompt_from, convert.model_from):
+        with pytest.raises(errors.UnsupportedField) as refused:
+            read(request, limits=LIMITS)
+        assert refused.value.field == field
+
+
+def test_an_abort_of_a_newer_protocol_is_refused() -> None:
+    request = pb.AbortGenerationRequest(request_id="r")
+    request.MergeFromString(NEWER)
+    with pytest.raises(errors.UnsupportedField, match="#999"):
+        convert.aborted_id_from(request)
 
 
 def test_an_abort_without_an_id_is_refused() -> None:
     assert convert.aborted_id_from(pb.AbortGenerationRequest(request_id="r")) == "r"
     with pytest.raises(errors.InvalidField, match="request_id"):
         convert.aborted_id_from(pb.AbortGenerationRequest())
-
-
-def test_detokenize_takes_ids_of_the_vocabulary_alone() -> None:
-    request = model_pb2.DetokenizeRequest(token_ids=[3, 99])
-    assert convert.tokens_from(request, limits=LIMITS) == (3, 99)
-    assert convert.skip_special_tokens_from(request)
-    request.token_ids.append(100)
-    with pytest.raises(errors.InvalidField, match=re.escape("token_ids[2]")):
-        convert.tokens_from(request, limits=LIMITS)
-
-
-# The sweep: each field alone, with any value, changes the result or is refused.
-
-Path = tuple[FieldDescriptor, ...]
-# Values that say what an unset field says.
-DEFAULTS: dict[str, Any] = {
-    "model": "tiny",
-    "request_id": "r",
-    "priority": 0,
-    "input.text": "Once",
-    "input.add_special_tokens": True,
-    "sampling.temperature": 1.0,
-    "sampling.top_p": 1.0,
-    "sampling.min_p": 0.0,
-    "sampling.repetition_penalty": 1.0,
-    "sampling.presence_penalty": 0.0,
-    "sampling.frequency_penalty": 0.0,
-    "sampling.seed": 7,
-    "sampling.num_sequences": 1,
-    "stop.min_new_tokens": 0,
-    "stop.ignore_eos": False,
-    "stop.include_stop_string": False,
-    "output.text": True,
-    "output.token_ids": False,
-    "output.skip_special_tokens": True,
-    "output.speculation_steps": False,
-    "output.logprob_basis": 0,
-    "speculation.max_draft_tokens": 8,
-}
-SAME_AS_UNSET: dict[str, Callable[[Any], bool]] = {
-    "sampling.top_k": lambda value: value == 0 or 100 <= value < 2**31,
-    "speculation.mode": lambda value: value in (0, 2),
-    "speculation.drafters": lambda value: value == ["ngram"],
-}
-
-
-def leaves(message: Descriptor, above: Path = ()) -> Iterator[Path]:
-    for field in message.fields:
-        path = (*above, field)
-        inner = field.message_type
-        if inner is None or inner.GetOptions().map_entry or inner is Struct.DESCRIPTOR:
-            yield path
-        else:
-            yield from leaves(inner, path)
-
-
-def name(path: Path) -> str:
-    return ".".join(field.name for field in path)
-
-
-def values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    if field.message_type is not None:
-        return st.just({"key": 1.0}) if field.name != "logit_bias" else st.just({1: 0.5})
-    kinds: dict[int, st.SearchStrategy[Any]] = {
-        FieldDescriptor.CPPTYPE_STRING: st.text(min_size=1, max_size=8),
-        FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
-        FieldDescriptor.CPPTYPE_FLOAT: st.floats(width=32),
-        FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1) | st.integers(0, 120),
-        FieldDescriptor.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1),
-        FieldDescriptor.CPPTYPE_UINT64: st.integers(0, 2**64 - 1),
-        FieldDescriptor.CPPTYPE_INT64: st.integers(-(2**63), 2**63 - 1) | st.just(1),
-        FieldDescriptor.CPPTYPE_ENUM: st.integers(0, 5),
-    }
-    one = kinds[field.cpp_type]
-    return st.lists(one, min_size=1, max_size=3) if field.is_repeated else one
-
-
-def put(message: Any, path: Path, value: Any) -> None:
-    for field in path[:-1]:
-        inner = getattr(message, field.name)
-        message = inner.add() if field.is_repeated else inner
-    last = path[-1]
-    if last.message_type is None and not last.is_repeated:
-        setattr(message, last.name, value)
-    elif last.message_type is None:
-        getattr(message, last.name).extend(value)
-    elif last.message_type.GetOptions().map_entry:
-        getattr(message, last.name).update(value)
-    else:
-        struct = getattr(message, last.name)
-        (struct.add() if last.is_repeated else struct).update(value)
-
-
-def result(request: Request) -> convert.GenerationCall | None:
-    """What the request becomes, None where it is refused."""
-    try:
-        return call(request)
-    except errors.RequestRefused:
-        return None
-
-
-LEAVES = list(leaves(Request.DESCRIPTOR))
-
-
-def test_the_sweep_reaches_every_part_of_a_request() -> None:
-    parts = {path[0].name for path in LEAVES}
-    assert parts == set(Request.DESCRIPTOR.fields_by_name)
-    assert {*DEFAULTS, *SAME_AS_UNSET} <= {name(path) for path in LEAVES}
-
-
-@pytest.mark.parametrize("path", LEAVES, ids=name)
-def test_a_field_that_is_set_changes_the_result_or_is_refused(path: Path) -> None:
-    unset = call(text_request())
-    key = name(path)
-
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
-    @given(value=values(path[-1]))
-    def sweep(value: Any) -> None:
-        request = text_request()
-        put(request, path, value)
-        says_nothing = key in DEFAULTS and value == DEFAULTS[key]
-        if says_nothing or (key in SAME_AS_UNSET and SAME_AS_UNSET[key](value)):
-            assert result(request) == unset
-        else:
-            assert result(request) != unset
-
-    sweep()
 
 
 def test_limits_without_drafters_decode_plainly() -> None:

@@ -109,7 +109,7 @@ def _declaration() -> FileDescriptorProto:
 
 def _message_classes() -> dict[str, Any]:
     pool = DescriptorPool()
-    pool.Add(_declaration())  # type: ignore[no-untyped-call, unused-ignore]
+    pool.Add(_declaration())
     return {
         name: GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in MESSAGES
     }

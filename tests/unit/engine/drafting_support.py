@@ -72,9 +72,9 @@ async def until(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, PATIENCE_S)
 
 
-async def until_idle(room: Room, drafter: BlockingDrafter, name: str) -> None:
-    """Open the gate and wait until the drafter's thread has left the abandoned call."""
+async def until_free(room: Room, drafter: BlockingDrafter, request_id: str) -> None:
+    """Open the gate and wait until the drafter's thread is past every call made before."""
     drafter.gate.set()
-    host = room.drafting._hosts[name]
-    assert host._thread is not None
-    await host._thread.call(lambda: None)
+    drafter.told.clear()
+    room.commit(request_id, [9])
+    await until(drafter.told)

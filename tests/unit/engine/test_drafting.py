@@ -261,10 +261,7 @@ async def test_the_context_of_a_draft_does_not_grow_with_the_text() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", KINDS)
-async def test_calls_of_a_blocking_drafter_share_one_thread_of_its_own(
-    kind: type[Recorder],
-) -> None:
+async def test_calls_of_a_blocking_drafter_share_one_thread_of_its_own() -> None:
     first, second = BlockingDrafter(), BlockingDrafter()
     room = Room(first=first, second=second)
     room.begin("a", "first", "second")
@@ -287,14 +284,14 @@ async def test_statistics_count_calls_rows_tokens_and_empty_answers() -> None:
 
 @pytest.mark.asyncio
 async def test_draft_time_is_what_the_row_waited() -> None:
-    room = Room(inline=InlineDrafter(), slow=AsyncDrafter())
+    inline, slow = InlineDrafter(), AsyncDrafter()
+    room = Room(inline=inline, slow=slow)
 
     def tick(batch: Any, budgets: Any) -> Any:
         room.clock.now += 0.25
         return [[1] for _ in batch]
 
-    room.drafting._hosts["inline"]._guest._drafter.script = tick  # type: ignore[attr-defined]
-    room.drafting._hosts["slow"]._guest._drafter.script = tick  # type: ignore[attr-defined]
+    inline.script = slow.script = tick
     room.begin("a", "inline")
     room.begin("b", "slow")
     drafts = await room.patient_step("a", "b")

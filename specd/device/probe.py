@@ -1,0 +1,135 @@
+"""Does a row's result depend on what ran beside it? Asked at start-up, of this machine.
+
+Runs the operations of a step, at the shapes that will run, in several company and compares bits:
+every linear layer's shape, the norm, the gate, paged attention in chunks, alone and among
+neighbours, and the sampler on rows of a batch. Knows nothing of requests.
+Invariant: a finding is a fact of this machine and torch build, never a tolerance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specd.device.eager import EagerRunner
+from specd.device.sampling import sample
+from specd.engine.params import SamplingParams
+from specd.engine.step_types import PaddedRow
+from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
+from specd.model.attention import attend
+
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 33, 64, 128)
+HEAD_COUNTS = (1, 2, 3, 5, 8, 17)  # the head only sees sampled positions
+_GREEDY = SamplingParams(temperature=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """findings: one sentence per operation that depends on its company. seconds: what it took."""
+
+    num_checks: int
+    findings: tuple[str, ...]
+    seconds: float
+
+    @property
+    def invariant(self) -> bool:
+        return not self.findings
+
+
+def probe(runner: EagerRunner) -> ProbeReport:
+    """Compare every operation with itself; belongs to the device thread."""
+    start = time.perf_counter()
+    generator = torch.Generator().manual_seed(0)
+    outcomes = [
+        *_row_operations(runner, generator),
+        *_attention(runner, generator),
+        _sampler(runner.decoder.config.vocab_size, generator),
+    ]
+    findings = tuple(finding for finding in outcomes if finding is not None)
+    return ProbeReport(len(outcomes), findings, time.perf_counter() - start)
+
+
+def _row_operations(runner: EagerRunner, generator: torch.Generator) -> Iterator[str | None]:
+    config, weights = runner.decoder.config, runner.decoder.weights
+    layer = weights.layers[0]
+    query = config.num_heads * config.head_dim
+    operations: list[tuple[str, int, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
+        ("qkv", config.hidden_size, layer.qkv, COUNTS),
+        ("attention output", query, layer.attn_output, COUNTS),
+        ("gate and up", config.hidden_size, layer.gate_up, COUNTS),
+        ("down", config.ffn_size, layer.ffn_down, COUNTS),
+        ("head", config.hidden_size, weights.head, HEAD_COUNTS),
+        ("norm", config.hidden_size, _norm(layer.attn_norm, config.norm_eps), COUNTS),
+        ("silu", config.ffn_size, functional.silu, COUNTS),
+    ]
+    for name, width, operation, counts in operations:
+        x = torch.randn(max(counts), width, generator=generator).to(weights.dtype)
+        yield _compare_counts(name, operation, x, counts)
+
+
+def _norm(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _compare_counts(
+    name: str, operation: Callable[[Tensor], Tensor], x: Tensor, counts: tuple[int, ...]
+) -> str | None:
+    whole = operation(x)
+    for count in counts:
+        start = x.shape[0] - count  # another place than in the whole, where the counts differ
+        if not torch.equal(operation(x[start:].clone()), whole[start:]):
+            return f"{name}: {count} positions differ from {x.shape[0]}"
+    return None
+
+
+def _attention(runner: EagerRunner, generator: torch.Generator) -> Iterator[str | None]:
+    config, dtype = runner.decoder.config, runner.decoder.weights.dtype
+    length = min(600, config.context_length, (runner.num_pages // 2) * PAGE_SIZE)
+    num_pages = -(-length // PAGE_SIZE)
+    shape = runner.decoder.cache_shape(2 * num_pages + RESERVED_PAGES, PAGE_SIZE)[1:]
+    cache = torch.randn(shape, generator=generator).to(dtype)
+    cache[:RESERVED_PAGES] = 0
+    fused = torch.randn(length, config.fused_heads, config.head_dim, generator=generator)
+    fused = fused.to(dtype)
+    pages = tuple(range(RESERVED_PAGES, RESERVED_PAGES + num_pages))
+    others = tuple(range(RESERVED_PAGES + num_pages, RESERVED_PAGES + 2 * num_pages))
+
+    def run(rows: list[tuple[int, int, tuple[int, ...]]]) -> Tensor:
+        """rows of (first position, count, pages)."""
+        parts = torch.cat([fused[first : first + count] for first, count, _ in rows])
+        placed, offset = [], 0
+        for first, count, own in rows:
+            placed.append(_row(offset, first, count, own))
+            offset += count
+        return attend(parts, cache, runner.device_layout(tuple(placed), offset))
+
+    positions = sorted({0, 1, length // 4, 127 % length, length // 2, length - 1})
+    alone = {first: run([(first, 1, pages)]) for first in positions}
+    whole = run([(0, length, pages)])
+    for first in positions:
+        if not torch.equal(whole[first : first + 1], alone[first]):
+            yield f"attention: position {first} in a chunk of {length} differs from alone"
+        count = min(5, length - first)
+        few = run([(0, min(3, length), others), (first, count, pages), (length - 1, 1, others)])
+        here = min(3, length)
+        if not torch.equal(few[here : here + 1], alone[first]):
+            yield f"attention: position {first} among neighbours differs from alone"
+        yield None
+
+
+def _row(offset: int, first: int, count: int, pages: tuple[int, ...]) -> PaddedRow:
+    return PaddedRow("probe", 0, offset, count, count, first, (), False, 0, pages, _GREEDY)
+
+
+def _sampler(vocab_size: int, generator: torch.Generator) -> str | None:
+    params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=1)
+    logits = torch.randn(3, vocab_size, generator=generator) * 5
+    for row in range(3):
+        if sample(logits[row], params, 7) != sample(logits[row].clone(), params, 7):
+            return f"sampler: row {row} of a batch differs from alone"
+    return None

@@ -1,0 +1,314 @@
+"""The client against a real server on a real socket, which plays a script."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable
+
+import grpc
+import pytest
+from specd_client import (
+    CallCancelled,
+    CallFailed,
+    Client,
+    DeadlineExceeded,
+    Delta,
+    FieldViolation,
+    Finished,
+    FinishReason,
+    InternalError,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    ProtocolError,
+    SequenceFinished,
+    Started,
+    UnknownName,
+    Unsupported,
+    WrongState,
+    details,
+)
+from specd_client import errors as client_errors
+from specd_client.v1 import generation_pb2 as pb
+from specd_client.v1 import types_pb2
+
+from specd import errors
+from tests.support.scripted_server import (
+    FINISHED,
+    HEL,
+    STARTED,
+    STOPPED,
+    WHOLE,
+    Script,
+    play,
+    play_and_fail,
+    play_and_hang,
+    serving,
+)
+
+WAIT_S = 10.0
+
+
+async def failure_of(script: Script) -> CallFailed:
+    async with serving(script) as (client, _):
+        with pytest.raises(CallFailed) as failed:
+            await client.generate("Hi")
+    return failed.value
+
+
+async def eventually(happens: Awaitable[object]) -> None:
+    await asyncio.wait_for(happens, WAIT_S)
+
+
+@pytest.mark.asyncio
+async def test_events_arrive_typed_and_in_order() -> None:
+    async with serving(play(*WHOLE)) as (client, _):
+        events = [event async for event in client.stream("Hi")]
+    kinds = [Started, Delta, Delta, SequenceFinished, Finished]
+    assert [type(event) for event in events] == kinds
+    started, first, _, stopped, finished = events
+    assert isinstance(started, Started) and started.seed == 2**64 - 1
+    assert isinstance(first, Delta) and first.token_ids == (0, 7)
+    assert [step.drafter for step in first.steps] == ["ngram"]
+    assert isinstance(stopped, SequenceFinished) and stopped.matched_token_id == 0
+    assert stopped.matched_stop_string is None
+    assert isinstance(finished, Finished)
+    assert finished.speculation.by_drafter["ngram"].draft_tokens == 3
+
+
+@pytest.mark.asyncio
+async def test_generate_joins_the_deltas() -> None:
+    async with serving(play(*WHOLE)) as (client, _):
+        answer = await client.generate("Hi")
+    assert (answer.text, answer.token_ids) == ("Hello", (0, 7, 9))
+    assert (answer.request_id, answer.seed) == ("r-1", 2**64 - 1)
+    assert answer.finish_reason is FinishReason.EOS_TOKEN
+    assert answer.usage.completion_tokens == 3
+    assert answer.speculation.total.accepted_length_histogram == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_generate_refuses_to_drop_further_sequences() -> None:
+    async with serving(play(*WHOLE)) as (client, _):
+        with pytest.raises(ValueError, match="one sequence"):
+            await client.generate("Hi", num_sequences=2)
+
+
+@pytest.mark.asyncio
+async def test_leaving_the_loop_cancels_the_call() -> None:
+    async with serving(play_and_hang(STARTED, HEL)) as (client, scripted):
+        async for event in client.stream("Hi"):
+            if isinstance(event, Delta):
+                break
+        gc.collect()
+        await eventually(scripted.cancelled.wait())
+
+
+@pytest.mark.asyncio
+async def test_leaving_the_block_cancels_the_call() -> None:
+    async with serving(play_and_hang(STARTED)) as (client, scripted):
+        with pytest.raises(ZeroDivisionError):
+            async with client.stream("Hi") as stream:
+                await anext(stream)
+                raise ZeroDivisionError
+        await eventually(scripted.cancelled.wait())
+
+
+@pytest.mark.asyncio
+async def test_cancelling_the_reader_cancels_the_call() -> None:
+    reading = asyncio.Event()
+
+    async def read(client: Client) -> None:
+        async for _ in client.stream("Hi"):
+            reading.set()
+
+    async with serving(play_and_hang(STARTED)) as (client, scripted):
+        task = asyncio.create_task(read(client))
+        await eventually(reading.wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await eventually(scripted.cancelled.wait())
+
+
+@pytest.mark.asyncio
+async def test_a_reader_of_a_cancelled_stream_gets_an_error_and_no_task_cancellation() -> None:
+    async with serving(play_and_hang(STARTED)) as (client, _):
+        stream = client.stream("Hi")
+        await anext(stream)
+        stream.cancel()
+        with pytest.raises(CallCancelled):
+            await anext(stream)
+
+
+@pytest.mark.asyncio
+async def test_the_timeout_ends_the_whole_call() -> None:
+    async with serving(play_and_hang(STARTED)) as (client, _):
+        with pytest.raises(DeadlineExceeded):
+            await client.generate("Hi", timeout_s=0.05)
+
+
+SECOND = pb.StreamGenerateResponse(delta=pb.Delta(sequence_index=1, text="x"))
+VIOLATIONS = {
+    "no finished": (STARTED, HEL, STOPPED),
+    "nothing at all": (),
+    "no started": (HEL, STOPPED, FINISHED),
+    "started twice": (STARTED, STARTED, STOPPED, FINISHED),
+    "finished before the sequence": (STARTED, HEL, FINISHED),
+    "finished without a sequence": (STARTED, FINISHED),
+    "delta after the sequence": (STARTED, STOPPED, HEL, FINISHED),
+    "sequence twice": (STARTED, STOPPED, STOPPED, FINISHED),
+    "event after finished": (*WHOLE, SECOND),
+    "finished twice": (*WHOLE, FINISHED),
+    "no event": (STARTED, pb.StreamGenerateResponse(), STOPPED, FINISHED),
+    "no reason": (
+        STARTED,
+        pb.StreamGenerateResponse(sequence_finished=pb.SequenceFinished()),
+        FINISHED,
+    ),
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("responses", VIOLATIONS.values(), ids=VIOLATIONS)
+async def test_a_broken_order_of_events_is_an_error(
+    responses: tuple[pb.StreamGenerateResponse, ...],
+) -> None:
+    async with serving(play(*responses)) as (client, _):
+        with pytest.raises(ProtocolError):
+            async for _ in client.stream("Hi"):
+                pass
+
+
+@pytest.mark.asyncio
+async def test_a_broken_order_cancels_the_call() -> None:
+    async with serving(play_and_hang(HEL)) as (client, scripted):
+        stream = client.stream("Hi")
+        with pytest.raises(ProtocolError):
+            await anext(stream)
+        await eventually(scripted.cancelled.wait())
+
+
+@pytest.mark.asyncio
+async def test_two_sequences_may_alternate() -> None:
+    end = pb.StreamGenerateResponse(
+        sequence_finished=pb.SequenceFinished(
+            sequence_index=1, finish_reason=pb.FINISH_REASON_MAX_TOKENS
+        )
+    )
+    async with serving(play(STARTED, HEL, SECOND, STOPPED, SECOND, end, FINISHED)) as (client, _):
+        assert len([event async for event in client.stream("Hi")]) == 7
+
+
+REFUSALS: list[tuple[Exception, type[CallFailed], str]] = [
+    (errors.InvalidField("stop", "bad"), InvalidRequest, "INVALID_FIELD"),
+    (errors.ContextLengthExceeded(9, 8), InvalidRequest, "CONTEXT_LENGTH_EXCEEDED"),
+    (errors.UnsupportedField("tenant"), Unsupported, "UNSUPPORTED_FIELD"),
+    (errors.UnknownName("model", "m", []), UnknownName, "UNKNOWN_NAME"),
+    (errors.QueueFull(4, 0.25), Overloaded, "QUEUE_FULL"),
+    (errors.NotServing("draining"), NotReady, "NOT_SERVING"),
+    (errors.OutOfPages(9, 8), WrongState, "OUT_OF_PAGES"),
+    (errors.StepFailed(), InternalError, "STEP_FAILED"),
+]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("error", "kind", "reason"), REFUSALS)
+async def test_a_refusal_is_typed(error: Exception, kind: type[CallFailed], reason: str) -> None:
+    failed = await failure_of(play_and_fail(error))
+    assert (type(failed), failed.reason, failed.message) == (kind, reason, str(error))
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_tells_its_details() -> None:
+    bad = await failure_of(play_and_fail(errors.InvalidField("stop", "bad")))
+    assert bad.field_violations == (FieldViolation("stop", "bad"),)
+    long = await failure_of(play_and_fail(errors.ContextLengthExceeded(9, 8)))
+    assert long.metadata == {"prompt_tokens": "9", "limit": "8"}
+    full = await failure_of(play_and_fail(errors.QueueFull(4, 0.25)))
+    assert full.retry_after_s == 0.25
+    unknown = await failure_of(play_and_fail(errors.UnknownName("model", "m", [])))
+    assert unknown.resource == ("model", "m")
+
+
+@pytest.mark.asyncio
+async def test_a_failure_after_some_output_ends_the_stream() -> None:
+    async with serving(play_and_fail(errors.StepFailed(), STARTED, HEL)) as (client, _):
+        seen: set[type] = set()
+        with pytest.raises(InternalError):
+            async for event in client.stream("Hi"):
+                seen |= {type(event)}
+    assert seen == {Started, Delta}
+
+
+@pytest.mark.asyncio
+async def test_a_failure_after_finished_is_not_taken_for_success() -> None:
+    failed = await failure_of(play_and_fail(errors.StepFailed(), *WHOLE))
+    assert failed.reason == "STEP_FAILED"
+
+
+@pytest.mark.asyncio
+async def test_an_address_where_nobody_listens_is_not_ready() -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(NotReady):
+            await client.server_info()
+
+
+def test_every_status_code_has_an_error() -> None:
+    assert set(client_errors.ERRORS) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
+
+
+@pytest.mark.parametrize("serialized", [b"\xff", b"", b"\x1a\x02\xff\xff"])
+def test_details_that_cannot_be_read_are_empty(serialized: bytes) -> None:
+    assert details.details_from(serialized) == details.Details()
+
+
+@pytest.mark.asyncio
+async def test_abort_says_whether_the_request_was_live() -> None:
+    async with serving(play()) as (client, _):
+        assert await client.abort("live") is True
+        assert await client.abort("gone") is False
+        with pytest.raises(InvalidRequest):
+            await client.abort("")
+
+
+@pytest.mark.asyncio
+async def test_server_info_is_what_the_server_says() -> None:
+    async with serving(play()) as (client, _):
+        assert (await client.server_info()).version == "1.2.3"
+
+
+@pytest.mark.asyncio
+async def test_metadata_goes_with_every_call() -> None:
+    async with serving(play(*WHOLE), metadata=[("authorization", "Bearer t")]) as (client, served):
+        await client.generate("Hi")
+    assert served.metadata["authorization"] == "Bearer t"
+
+
+@pytest.mark.asyncio
+async def test_options_reach_the_server() -> None:
+    async with serving(play(*WHOLE)) as (client, scripted):
+        await client.generate(
+            messages=[{"role": "user", "content": "Hi"}],
+            temperature=0.0,
+            stop_strings=["a"],
+            logit_bias={3: 0.5},
+            speculation=False,
+            draft_budget_s=0.25,
+            seed=None,
+        )
+    request = scripted.request
+    assert request.input.chat.messages[0] == types_pb2.ChatMessage(role="user", content="Hi")
+    assert request.sampling.HasField("temperature")
+    assert not request.sampling.HasField("seed")
+    assert dict(request.sampling.logit_bias) == {3: 0.5}
+    assert list(request.stop.stop_strings) == ["a"]
+    assert request.speculation.mode == types_pb2.SPECULATION_MODE_DISABLED
+    assert request.speculation.draft_budget.ToMilliseconds() == 250
+
+
+@pytest.mark.asyncio
+async def test_a_closed_client_says_how_to_open_it() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        Client("127.0.0.1:1").stream("Hi")

@@ -1,0 +1,76 @@
+"""Which fields the options of the client fill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+from specd_client.request import Options, request_from
+from specd_client.v1 import generation_pb2 as pb
+
+BAD_CALLS: list[tuple[tuple[Any, Any, Any], dict[str, Any]]] = [
+    ((None, None, None), {}),
+    (("Hi", [1], None), {}),
+    (("Hi", None, None), {"temprature": 1.0}),
+    (("Hi", None, None), {"stop_strings": "abc"}),
+]
+
+
+@pytest.mark.parametrize(("prompt", "options"), BAD_CALLS)
+def test_a_call_that_cannot_be_meant_is_a_type_error(
+    prompt: tuple[Any, Any, Any], options: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError):
+        request_from(*prompt, options)
+
+
+def leaves(message: Descriptor, above: str = "") -> Iterator[str]:
+    for field in message.fields:
+        inner = field.message_type
+        if inner is None or inner.file.package != "specd.v1" or inner.GetOptions().map_entry:
+            yield above + field.name
+        else:
+            yield from leaves(inner, f"{above}{field.name}.")
+
+
+VALUES: dict[str, list[Any]] = {
+    "request_id": ["r"],
+    "model": ["m"],
+    "tenant": ["t"],
+    "tools": [[{"name": "f"}]],
+    "template_arguments": [{"today": 1.0}],
+    "logit_bias": [{1: 0.5}],
+    "stop_strings": [["a"]],
+    "stop_token_ids": [[1]],
+    "drafters": [["ngram"]],
+    "prediction": ["text", [1]],
+    "json_schema": ["{}"],
+    "regex": ["a"],
+    "grammar": ["a"],
+    "choice": [["a"]],
+}
+
+
+def set_leaves(message: Any, above: str = "") -> Iterator[str]:
+    for field, value in message.ListFields():
+        inner = field.message_type
+        if inner is None or inner.file.package != "specd.v1" or inner.GetOptions().map_entry:
+            yield above + field.name
+        else:
+            for part in value if field.is_repeated else [value]:
+                yield from set_leaves(part, f"{above}{field.name}.")
+
+
+def test_every_field_of_a_request_has_an_option() -> None:
+    requests = [
+        request_from("Hi", None, None, {}),
+        request_from(None, [1], None, {}),
+        request_from(None, None, [{"role": "user", "content": "Hi"}], {}),
+    ]
+    for option in Options.__annotations__:
+        values = VALUES.get(option, [1])
+        requests += [request_from("Hi", None, None, {option: value}) for value in values]
+    reached = {leaf for request in requests for leaf in set_leaves(request)}
+    assert reached == set(leaves(pb.StreamGenerateRequest.DESCRIPTOR))
