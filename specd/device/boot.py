@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -25,14 +24,14 @@ from specd.errors import ModelFileError, StartFailed
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, pages_for
 from specd.model.arch import ModelConfig, config_from_gguf
 from specd.model.decoder import Decoder
+from specd.model.formats import Invariance, WeightFormat
 from specd.model.gguf_file import GGUFFile
-from specd.model.weights import WeightFormat, load_weights
+from specd.model.weights import load_weights
 from specd.text.chat import ChatTemplate
 from specd.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("specd.boot")
 
-Invariance = Literal["strict", "relaxed"]
 Progress = Callable[[str, int, int], None]  # stage, done, total
 _HASH_CHUNK = 1 << 24
 

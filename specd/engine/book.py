@@ -17,7 +17,7 @@ from specd.engine.drafting import Drafting
 from specd.engine.events import Delta, Finished, FinishReason, SequenceFinished, Usage
 from specd.engine.output import Ending
 from specd.engine.request import EndCause, Request
-from specd.errors import DuplicateRequest, NotServing, OutOfPages, QueueFull, RequestFailed
+from specd.errors import DuplicateRequest, NotServing, OutOfPages, QueueFull, SpecdError
 from specd.kv.pages import PageAllocator
 
 _log = logging.getLogger("specd.engine")
@@ -98,7 +98,7 @@ class Book:
         request.mailbox.put_nowait(Finished(usage, request.tally.frozen()))
         request.mailbox.close()
 
-    def fail(self, request: Request, error: RequestFailed) -> None:
+    def fail(self, request: Request, error: SpecdError) -> None:
         """End a stream with an error."""
         _log.warning("request %s fails: %s", request.request_id, error)
         self._remove(request, "failed")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,7 +33,7 @@ from specd.engine.step_types import (
     StepResult,
 )
 from specd.engine.waste import WasteCounter
-from specd.errors import NonFiniteLogits, OutOfPages, StepFailed
+from specd.errors import NonFiniteLogits, NotServing, OutOfPages, StepFailed
 
 _log = logging.getLogger("specd.engine")
 
@@ -43,7 +44,8 @@ _STEP_TIME_WEIGHT = 0.1
 class Device(Protocol):
     """The device thread as the loop sees it."""
 
-    layout: LayoutSpec
+    @property
+    def layout(self) -> LayoutSpec: ...
 
     async def step(self, batch: PaddedBatch) -> StepResult: ...
 
@@ -86,6 +88,7 @@ class Engine:
     ) -> None:
         self.drafting = drafting
         self.waste = WasteCounter()
+        self.accepted_by_drafter: Counter[str] = Counter()
         self._device = device
         self._model = model
         self._limits = limits
@@ -94,6 +97,7 @@ class Engine:
             drafting, num_pages=num_pages, max_rows=limits.max_rows, max_waiting=max_waiting
         )
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
         self._steps = 0
         self._step_time_s = 0.0
 
@@ -112,6 +116,7 @@ class Engine:
             OutOfPages: the prompt alone is larger than the KV pool.
         """
         self._book.submit(request)
+        self._idle.clear()
         self._wake.set()
 
     def abort(self, request_id: str) -> bool:
@@ -132,6 +137,15 @@ class Engine:
     def refuse_new(self, reason: str) -> None:
         """Refuse every later `submit` with NotServing; live requests go on."""
         self._book.refusing = reason
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is live."""
+        await self._idle.wait()
+
+    def abort_all(self) -> None:
+        """End every stream cleanly at the next step."""
+        for request in self._book.live():
+            self.abort(request.request_id)
 
     def statistics(self) -> EngineStatistics:
         pages = self._book.pages.statistics()
@@ -157,12 +171,13 @@ class Engine:
                     await self._guarded_step()
                 else:
                     book.check_integrity()
+                    self._idle.set()
                     self._wake.clear()
                     await self._wake.wait()
         finally:
             self.refuse_new("the engine has stopped")
             for request in book.live():
-                book.fail(request, StepFailed())
+                book.fail(request, NotServing("the daemon has stopped"))
 
     async def _guarded_step(self) -> None:
         """One step; whatever it raises ends the requests that were part of it and no other."""
@@ -292,6 +307,8 @@ class Engine:
         accepted = min(outcome.accepted, len(committed))
         request.tokens.extend(committed)
         request.tally.verified(maker, row.draft_len, accepted, pads, seconds)
+        if maker is not None:
+            self.accepted_by_drafter[maker] += accepted
         self.drafting.observe(request.request_id, committed, accepted, maker)
         request.mailbox.put_nowait(_delta(request, row, committed, accepted, maker))
         if ending is not None:

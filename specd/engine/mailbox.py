@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from specd.engine.events import Delta, Event
 from specd.errors import SpecdError
@@ -82,6 +82,15 @@ class Mailbox:
             self._changed.clear()
             await self._changed.wait()
         return event
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await self.get()
+        except EndOfEvents:
+            raise StopAsyncIteration from None
 
     def statistics(self) -> MailboxStatistics:
         return MailboxStatistics(len(self._events), self._merged)

@@ -31,6 +31,7 @@ class ModelConfig:
     """Sizes of a decoder: numbers of elements, and positions for `context_length`."""
 
     name: str
+    architecture: str
     family: Family
     num_layers: int
     hidden_size: int
@@ -117,6 +118,7 @@ def config_from_gguf(metadata: Mapping[str, object]) -> ModelConfig:
         )
     return ModelConfig(
         name=str(metadata.get("general.name") or architecture),
+        architecture=str(architecture),
         family=family,
         num_layers=fields.integer("block_count"),
         hidden_size=hidden,

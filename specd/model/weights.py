@@ -18,6 +18,7 @@ from torch import Tensor
 from specd.errors import ModelFileError
 from specd.model.arch import ModelConfig
 from specd.model.blocks import BLOCK, FourBit, dequantise, four_bit
+from specd.model.formats import WeightFormat
 from specd.model.gguf_file import GGUFFile, TensorInfo
 from specd.model.linear import (
     INT4_ROW_MULTIPLE,
@@ -28,7 +29,6 @@ from specd.model.linear import (
     Linear,
 )
 
-WeightFormat = Literal["fp32", "bf16", "int4"]
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
 

@@ -40,8 +40,12 @@ ROLES = ("system", "user", "assistant", "tool")
 OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 GenerationRequest = generation_pb2.GenerateRequest | generation_pb2.StreamGenerateRequest
-NamesModel = GenerationRequest | model_pb2.TokenizeRequest | model_pb2.DetokenizeRequest
-NamesModel |= model_pb2.GetModelRequest
+NamesModel = (
+    GenerationRequest
+    | model_pb2.TokenizeRequest
+    | model_pb2.DetokenizeRequest
+    | model_pb2.GetModelRequest
+)
 HasInput = GenerationRequest | model_pb2.TokenizeRequest
 
 T = TypeVar("T", bool, int, float)

@@ -12,7 +12,8 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import wraps
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -33,6 +34,7 @@ MAX_TEXT_BYTES = 512
 
 Code = grpc.StatusCode
 Trailers = tuple[tuple[str, str | bytes], ...]
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def _none(_: errors.SpecdError) -> list[Message]:
@@ -179,3 +181,16 @@ def _cut(text: str) -> str:
     if len(encoded) <= MAX_TEXT_BYTES:
         return encoded.decode()
     return encoded[: MAX_TEXT_BYTES - 3].decode(errors="ignore") + "..."
+
+
+def with_status(handler: Handler) -> Handler:
+    """Makes a handler `(self, request, context)` end with the status of what it raises."""
+
+    @wraps(handler)
+    async def guarded(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await handler(self, request, context)
+        except Exception as error:
+            await abort_with(context, error)
+
+    return cast(Handler, guarded)

@@ -60,6 +60,11 @@ class ChatTemplate:
             eos_token=tokenizer.token_text(tokenizer.eos_id),
         )
 
+    @property
+    def usable(self) -> bool:
+        """Whether chat prompts can be served."""
+        return not self._problem
+
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt text up to where the assistant's answer begins.
 

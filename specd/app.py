@@ -1,0 +1,180 @@
+"""The daemon's life: bind, boot, serve, drain, stop.
+
+Knows the order of these and who starts whom. Invariant: the ready file appears after the model is
+warm and calls are admitted; however the daemon ends, listener, drafters and device thread are
+closed, in this order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from drafters import registry
+from drafters.contract import Drafter
+from specd.config import ServeSettings
+from specd.device.boot import Booted, DeviceSettings, Progress
+from specd.device.thread import DeviceThread
+from specd.engine.drafting import Drafting
+from specd.engine.loop import Engine, ModelFacts
+from specd.engine.scheduler import Limits as StepLimits
+from specd.errors import DrafterNotLoadable, StartFailed
+from specd.model.catalog import resolve
+from specd.server.convert import Limits
+from specd.server.front import Front, Rooms
+from specd.server.listener import Listener
+
+_log = logging.getLogger("specd.app")
+
+# What is still in flight when the streams have been ended: last writes, and a running step.
+_STOP_GRACE_S = 2.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def serve(settings: ServeSettings, progress: Progress) -> None:
+    """Run the daemon until a signal ends it.
+
+    Raises:
+        StartFailed: it could not start; the message says what to do.
+    """
+    drafters = load_drafters(settings.drafter)
+    path = resolve(settings.model)
+    front = Front()
+    listener = Listener(front)
+    address = await listener.start(settings.listen)
+    device = DeviceThread()
+    drafting = Drafting(drafters, max_deadline_s=settings.draft_deadline_ms / 1000)
+    try:
+        async with anyio.create_task_group() as tasks:
+            warm, asked_to_stop = anyio.Event(), anyio.Event()
+            tasks.start_soon(_watch_signals, warm, asked_to_stop, tasks.cancel_scope)
+            booted = await device.boot(_device_settings(settings, path), progress)
+            engine = _engine(settings, device, booted, drafting)
+            tasks.start_soon(engine.run)
+            front.open(_rooms(settings, engine, booted))
+            warm.set()
+            async with _admitting(settings, listener, address):
+                await asked_to_stop.wait()
+            await _drain(engine, settings.drain_seconds)
+            tasks.cancel_scope.cancel()
+    except* StartFailed as group:
+        raise group.exceptions[0] from None
+    finally:
+        with anyio.CancelScope(shield=True):
+            await listener.stop(_STOP_GRACE_S)
+            await drafting.aclose()
+            await anyio.to_thread.run_sync(device.close, _STOP_GRACE_S)
+
+
+def load_drafters(specs: tuple[str, ...]) -> Mapping[str, Drafter]:
+    """Load every drafter by its specification. Raises DrafterNotLoadable."""
+    try:
+        return {registry.name_of(spec): registry.load(spec) for spec in specs}
+    except registry.DrafterNotFound as error:
+        raise DrafterNotLoadable(str(error)) from error
+
+
+async def _watch_signals(
+    warm: anyio.Event, asked_to_stop: anyio.Event, everything: anyio.CancelScope
+) -> None:
+    """The first signal drains, or ends a start-up; the second ends at once."""
+    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+        async for number in signals:
+            if asked_to_stop.is_set() or not warm.is_set():
+                break
+            _log.info("signal %s: draining; a second one ends at once", number.name)
+            asked_to_stop.set()
+    everything.cancel()
+
+
+def _device_settings(settings: ServeSettings, path: Path) -> DeviceSettings:
+    return DeviceSettings(
+        model_path=path,
+        weights=settings.weights,
+        invariance=settings.invariance,
+        kv_memory=settings.kv_memory,
+        max_rows=settings.max_rows,
+        max_positions=settings.max_step_tokens,
+        num_threads=settings.threads,
+    )
+
+
+def _engine(
+    settings: ServeSettings, device: DeviceThread, booted: Booted, drafting: Drafting
+) -> Engine:
+    return Engine(
+        device,
+        ModelFacts(settings.model, booted.config.vocab_size, booted.fingerprint),
+        drafting,
+        num_pages=booted.num_pages,
+        limits=StepLimits(settings.max_rows, settings.max_step_tokens),
+        max_waiting=settings.max_waiting,
+    )
+
+
+def _rooms(settings: ServeSettings, engine: Engine, booted: Booted) -> Rooms:
+    limits = Limits(
+        vocab_size=booted.config.vocab_size,
+        context_length=booted.config.context_length,
+        drafters=settings.drafter,
+        default_drafters=settings.drafter,
+        max_draft_tokens=settings.max_draft_tokens,
+        models=(settings.model,),
+        draw_seed=lambda: secrets.randbits(64),
+    )
+    return Rooms(
+        engine=engine,
+        booted=booted,
+        limits=limits,
+        weights=settings.weights,
+        max_rows=settings.max_rows,
+        max_waiting=settings.max_waiting,
+    )
+
+
+@asynccontextmanager
+async def _admitting(
+    settings: ServeSettings, listener: Listener, address: str
+) -> AsyncIterator[None]:
+    """Health says SERVING and the ready file exists, for as long as the block runs."""
+    await listener.set_serving(True)
+    ready = Path(settings.ready_file) if settings.ready_file else None
+    try:
+        if ready is not None:
+            _write_ready_file(ready, address)
+        _log.info("serving %s on %s", settings.model, address)
+        yield
+    finally:
+        await listener.set_serving(False)
+        if ready is not None:
+            ready.unlink(missing_ok=True)
+
+
+def _write_ready_file(path: Path, address: str) -> None:
+    """Write whole or not at all: whoever waits for the file may read it at once."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_text(json.dumps({"address": address, "pid": os.getpid()}) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise StartFailed(f"cannot write the ready file {path}: {error.strerror}") from error
+
+
+async def _drain(engine: Engine, patience_s: float) -> None:
+    """Refuse new calls, let streams end for `patience_s`, then end them with ABORTED."""
+    engine.refuse_new("draining")
+    with anyio.move_on_after(patience_s):
+        await engine.wait_idle()
+        return
+    engine.abort_all()
+    with anyio.move_on_after(_STOP_GRACE_S):
+        await engine.wait_idle()

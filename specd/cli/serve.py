@@ -1,0 +1,48 @@
+"""`specd serve`: logging, progress on the terminal, and the exit status of a failed start."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from specd.app import serve
+from specd.config import ServeSettings
+from specd.errors import StartFailed
+
+# A supervisor that sees it knows that another try will not help.
+START_FAILED = 3
+
+
+def run(settings: ServeSettings) -> int:
+    """Run the daemon; returns the exit status."""
+    logging.basicConfig(
+        level=settings.log_level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    try:
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+            anyio.run(serve, settings, _Stages(bars))
+    except StartFailed as error:
+        print(f"specd: {error}", file=sys.stderr)
+        return START_FAILED
+    return 0
+
+
+class _Stages:
+    """One bar per stage of the start, hidden when it is full."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total)
+        self._bars.update(self._tasks[stage], completed=done, visible=done < total)

@@ -1,0 +1,63 @@
+"""GenerationService: a call comes in, its events go out.
+
+Knows one call at a time. Invariant: nothing is sent before the request is admitted, so a refused
+call has no headers and may be retried; however a call ends, its request is cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from specd_client.v1 import generation_pb2 as pb
+from specd_client.v1 import generation_pb2_grpc
+
+from specd.engine.params import OutputParams
+from specd.engine.request import Request
+from specd.server.convert import GenerationRequest, aborted_id_from, call_from
+from specd.server.front import Front
+from specd.server.status import with_status
+from specd.server.wire import response_from, whole_response_from
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Serves Generate, StreamGenerate and AbortGeneration."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    @with_status
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        async with self._admitted(request) as (live, output):
+            return whole_response_from([event async for event in live.mailbox], output)
+
+    @with_status
+    async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Context) -> None:
+        async with self._admitted(request) as (live, output):
+            async for event in live.mailbox:
+                await context.write(response_from(event, output))
+
+    @with_status
+    async def AbortGeneration(
+        self, request: pb.AbortGenerationRequest, context: Context
+    ) -> pb.AbortGenerationResponse:
+        request_id = aborted_id_from(request)
+        return pb.AbortGenerationResponse(found=self._front.rooms.engine.abort(request_id))
+
+    @asynccontextmanager
+    async def _admitted(
+        self, request: GenerationRequest
+    ) -> AsyncIterator[tuple[Request, OutputParams]]:
+        arrived_s = self._front.now_s()
+        rooms = self._front.rooms
+        call = call_from(request, limits=rooms.limits)
+        live = await rooms.submit(call, arrived_s)
+        try:
+            yield live, call.params.output
+        finally:
+            # gRPC tells a handler of a lost reader in several ways; this line serves them all.
+            rooms.engine.cancel(live)

@@ -1,0 +1,110 @@
+"""What this daemon is and how it fares, as messages.
+
+Knows where each number comes from. Invariant: a quiet daemon shows zero running, waiting, used
+pages, used slots and drafter sessions: whatever is left is a leak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from specd_client.v1 import model_pb2 as pb
+from specd_client.v1 import types_pb2
+
+from specd import __version__
+from specd.engine.loop import Engine
+from specd.server.front import Rooms
+
+_INVARIANCE = {
+    "strict": pb.INVARIANCE_MODE_STRICT,
+    "relaxed": pb.INVARIANCE_MODE_RELAXED,
+}
+
+
+def server_info(rooms: Rooms) -> pb.ServerInfo:
+    """Everything that GetServerInfo tells, at this moment."""
+    booted, limits = rooms.booted, rooms.limits
+    return pb.ServerInfo(
+        version=__version__,
+        model=limits.models[0],
+        arithmetic_fingerprint=booted.fingerprint,
+        invariance=_INVARIANCE[booted.invariance],
+        probe_findings=booted.report.findings,
+        weights=rooms.weights,
+        layout="rectangle" if booted.runner.layout.rectangular else "packed",
+        drafters=limits.drafters,
+        limits=pb.ServerLimits(
+            context_length=limits.context_length,
+            max_rows=rooms.max_rows,
+            max_waiting=rooms.max_waiting,
+            vocab_size=limits.vocab_size,
+            max_draft_tokens=limits.max_draft_tokens,
+        ),
+        counters=_counters(rooms.engine),
+        bucket_waste=_waste(rooms.engine),
+        drafter_stats=_drafters(rooms.engine),
+    )
+
+
+def model_info(rooms: Rooms) -> pb.ModelInfo:
+    """Everything that GetModel tells."""
+    booted, limits = rooms.booted, rooms.limits
+    return pb.ModelInfo(
+        name=limits.models[0],
+        architecture=booted.config.architecture,
+        context_length=limits.context_length,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=sorted(booted.tokenizer.eos_ids),
+        tokenizer_fingerprint=booted.tokenizer.fingerprint,
+        has_chat_template=booted.template.usable,
+        default_sampling=types_pb2.SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0),
+        drafters=limits.drafters,
+        default_drafters=limits.default_drafters,
+        max_draft_tokens=limits.max_draft_tokens,
+    )
+
+
+def _counters(engine: Engine) -> pb.ServerCounters:
+    counts = engine.statistics()
+    return pb.ServerCounters(
+        steps=counts.steps,
+        running=counts.running,
+        waiting=counts.waiting,
+        pages_used=counts.pages_used,
+        pages_total=counts.pages_total,
+        slots_used=counts.slots_used,
+        drafter_sessions=counts.drafter_sessions,
+        tasks=len(asyncio.all_tasks()),
+        real_positions=engine.waste.real_positions,
+        pad_positions=engine.waste.pad_positions,
+    )
+
+
+def _waste(engine: Engine) -> list[pb.BucketWaste]:
+    return [
+        pb.BucketWaste(
+            label=label,
+            steps=waste.steps,
+            real_positions=waste.real_positions,
+            pad_positions=waste.pad_positions,
+            rows=waste.rows,
+        )
+        for label, waste in engine.waste.by_bucket.items()
+    ]
+
+
+def _drafters(engine: Engine) -> list[types_pb2.DrafterStats]:
+    accepted = engine.accepted_by_drafter
+    return [
+        types_pb2.DrafterStats(
+            name=name,
+            calls=counts.calls,
+            draft_tokens=counts.draft_tokens,
+            accepted=accepted.get(name, 0),
+            empty=counts.empty,
+            late=counts.late,
+            faults=counts.faults,
+            breaker_open=counts.breaker_open,
+        )
+        for name, counts in engine.drafting.statistics().items()
+    ]
