@@ -189,16 +189,20 @@ class DrafterHost:
             time_s=self._time_s,
         )
 
-    async def aclose(self, patience_s: float) -> None:
-        """End all sessions and the thread; a stuck thread is left behind after `patience_s`."""
+    def end_all(self) -> None:
+        """End every session."""
         for request_id in list(self._sessions):
             self.end(request_id, "cancelled")
-        if self._thread is None:
-            return
-        try:
+
+    async def drained(self, patience_s: float) -> None:
+        """Wait until its thread, if any, has done what it was handed, for `patience_s` at most."""
+        if self._thread is not None:
             with anyio.move_on_after(patience_s), suppress(ThreadClosed):
                 await self._thread.call(lambda: None)  # behind everything that waits
-        finally:
+
+    def close(self) -> None:
+        """Let its thread end behind the work that waits; a stuck one is left behind."""
+        if self._thread is not None:
             self._thread.close(0)
 
     async def _ask_thread(

@@ -205,9 +205,16 @@ class Drafting:
     async def aclose(self) -> None:
         """End all sessions and threads; a thread that is stuck is left behind after a second."""
         self._chains.clear()
-        async with anyio.create_task_group() as group:
-            for host in self._hosts.values():
-                group.start_soon(host.aclose, CLOSE_PATIENCE_S)
+        hosts = list(self._hosts.values())
+        for host in hosts:
+            host.end_all()
+        try:
+            async with anyio.create_task_group() as group:
+                for host in hosts:
+                    group.start_soon(host.drained, CLOSE_PATIENCE_S)
+        finally:  # also where the caller is being cancelled, and no task above ever started
+            for host in hosts:
+                host.close()
 
     def _allowed_rows(self, rows: list[_Row]) -> list[tuple[DrafterHost, list[_Row]]]:
         """Return the drafters that may be asked, with the rows whose chain names them."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
 from drafters.contract import Drafter, Proposal
-from specd.engine.drafting import DraftAsk, Drafting, step_deadline_s
+from specd.engine.drafting import DraftAsk, Drafting
 from tests.support.drafters import (
+    PATIENCE_S,
     AsyncDrafter,
     BlockingDrafter,
     InlineDrafter,
@@ -55,8 +58,9 @@ async def test_a_drafter_hears_the_life_of_a_request_in_order(kind: type[Recorde
 
 @pytest.mark.asyncio
 async def test_one_call_per_drafter_and_one_draft_per_row_in_the_order_asked() -> None:
-    drafters = {"x": InlineDrafter(), "y": AsyncDrafter(), "z": BlockingDrafter()}
-    room = Room(**drafters)
+    x, y, z = InlineDrafter(), AsyncDrafter(), BlockingDrafter()
+    drafters: dict[str, Recorder] = {"x": x, "y": y, "z": z}
+    room = Room(x=x, y=y, z=z)
     answers: dict[str, Any] = {}
     ids = [f"{name}{i}" for i in range(5) for name in drafters]
     for number, request_id in enumerate(ids):
@@ -163,7 +167,8 @@ async def test_nobody_waits_for_a_drafter_whose_answer_is_not_needed() -> None:
     slow = AsyncDrafter(constant(2), delay_s=LONG_S)
     room = Room(quick=AsyncDrafter(constant(1)), slow=slow)
     room.begin("a", "quick", "slow")
-    draft = await room.lasting_step("a")
+    with anyio.fail_after(PATIENCE_S):
+        (draft,) = await room.step("a", grant_s=LONG_S)
     assert (draft.drafter, draft.late) == ("quick", ())
     assert slow.num_cancelled == 1
     assert room.drafting.statistics()["slow"].late == 0
@@ -204,6 +209,7 @@ async def test_a_drafter_hears_nothing_before_begin_and_nothing_after_end(
     drafts = await room.drafting.collect([early, room.ask("over")], step_time_s=0.0)
     await room.drafting.aclose()
     assert [draft.token_ids for draft in drafts] == [None, None]
+    assert room.drafting.statistics()["guest"].calls == 0
     assert drafter.heard_of("early") == []
     assert drafter.heard_of("over") == ["begin", "observe", "end"]
 
@@ -247,13 +253,34 @@ async def test_a_drafter_named_twice_is_told_and_asked_once() -> None:
     await room.step("a")
     room.drafting.end("a", "finished")
     assert drafter.heard_of("a") == ["begin", "observe", "propose", "end"]
+    assert room.drafting.statistics()["guest"].rows == 1
+
+
+@pytest.mark.asyncio
+async def test_what_a_drafter_observed_does_not_change_with_the_callers_list() -> None:
+    kept: list[Sequence[int]] = []
+
+    class Keeping(InlineDrafter):
+        def observe(self, request_id: str, tokens: Sequence[int], accepted: int) -> None:
+            kept.append(tokens)
+
+    room = Room(guest=Keeping())
+    room.begin("a", "guest")
+    run = [5, 6]
+    room.drafting.observe("a", run, 0, None)
+    run.clear()
+    assert list(kept[-1]) == [5, 6]
 
 
 @pytest.mark.asyncio
 async def test_the_context_of_a_draft_does_not_grow_with_the_text() -> None:
     kept: list[Any] = []
-    drafter = InlineDrafter(lambda batch, budgets: kept.extend(batch) or [None])
-    room = Room(guest=drafter)
+
+    def keep(batch: Any, budgets: Any) -> Any:
+        kept.extend(batch)
+        return [None]
+
+    room = Room(guest=InlineDrafter(keep))
     room.begin("a", "guest", prompt=[1, 2, 3])
     await room.step("a")
     room.commit("a", [5, 6])
@@ -298,27 +325,6 @@ async def test_draft_time_is_what_the_row_waited() -> None:
     assert [draft.draft_time_s for draft in drafts] == [0.25, 0.5]
     seen = room.drafting.statistics()
     assert (seen["inline"].time_s, seen["slow"].time_s) == (0.25, 0.25)
-
-
-@pytest.mark.parametrize(
-    ("step_time_s", "grants_s", "deadline_s"),
-    [
-        (0.030, [None], 0.003),
-        (0.500, [None], 0.005),
-        (0.002, [None], 0.001),
-        (0.000, [None], 0.001),
-        (0.030, [None, 0.050], 0.050),
-        (0.030, [0.020, 0.050], 0.050),
-        (0.030, [0.002], 0.002),
-        (0.030, [0.002, None], 0.003),
-        (0.030, [0.0], 0.001),
-        (0.030, [], 0.003),
-    ],
-)
-def test_the_deadline_of_a_step_is_its_longest_with_a_floor_of_one_millisecond(
-    step_time_s: float, grants_s: list[float | None], deadline_s: float
-) -> None:
-    assert step_deadline_s(step_time_s, grants_s, 0.005) == pytest.approx(deadline_s)
 
 
 def test_every_scripted_kind_has_the_full_form() -> None:
