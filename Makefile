@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml
 
 demo: setup
 	$(BIN)/specd models pull $(MODEL)
-	$(BIN)/python scripts/demo --model $(MODEL) --weights $(WEIGHTS)
+	$(BIN)/python -m benchmarks.demo --model $(MODEL) --weights $(WEIGHTS)
 
 test: setup
 	$(BIN)/python -m pytest

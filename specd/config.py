@@ -51,7 +51,7 @@ class ServeSettings(BaseSettings):
     max_step_tokens: int = Field(
         256, ge=1, le=4096, description="prompt and draft tokens in a step"
     )
-    max_draft_tokens: int = Field(6, ge=0, le=64, description="draft tokens of a row in a step")
+    max_draft_tokens: int = Field(7, ge=0, le=64, description="draft tokens of a row in a step")
     draft_deadline_ms: float = Field(5.0, ge=1, le=1000, description="longest wait for drafts")
     kv_memory: int = Field(
         default_factory=default_kv_memory, gt=0, description="bytes, or with a suffix K, M or G"

@@ -2,7 +2,8 @@
 
 Owns the KV cache and the static input buffers; runs on the device thread only. Knows nothing of
 requests. Invariant: every KV value that attention can reach is finite: the zero page stays zero,
-pages are zeroed when they are handed out, the scratch page is never named by a block table.
+pages are zeroed when they are handed out, rejected drafts are zeroed after their step, and the
+scratch page is never named by a block table.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specd.device.layout import HeadCounts, attention_layout
 from specd.device.verifier import verify
-from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, StepResult
+from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, RowResult, StepResult
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
 from specd.model.attention import DeviceGroup, DeviceLayout, causal_mask
 from specd.model.decoder import Decoder
@@ -54,6 +56,7 @@ class EagerRunner:
         """Run and verify one batch."""
         start = time.perf_counter()
         rows = verify(self.logits(batch), batch)
+        self._clear_rejected(batch, rows)
         return StepResult(rows, time.perf_counter() - start)
 
     def logits(self, batch: PaddedBatch) -> Tensor:
@@ -73,6 +76,17 @@ class EagerRunner:
         if not batch.sample_index.size:
             return hidden.new_empty((0, self.decoder.config.vocab_size), dtype=torch.float32)
         return self.decoder.logits(hidden, torch.from_numpy(batch.sample_index))
+
+    def _clear_rejected(self, batch: PaddedBatch, rows: Sequence[RowResult | None]) -> None:
+        """Zero K and V of rejected drafts: a NaN among them would pass the mask of later steps."""
+        stale = []
+        for row, result in zip(batch.rows, rows, strict=True):
+            if result is not None and result.accepted < row.draft_len:
+                end = row.offset + row.count
+                stale.append(batch.kv_slots[end - row.draft_len + result.accepted : end])
+        if stale:
+            slots = self._cache.flatten(1, 2)  # [layer, slot, K or V, kv_head, dim], a view
+            slots.index_fill_(1, torch.from_numpy(np.concatenate(stale)), 0)
 
     def device_layout(self, rows: Sequence[PaddedRow], num_positions: int) -> DeviceLayout:
         """Where each of `num_positions` flat positions attends, as tensors."""

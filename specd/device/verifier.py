@@ -42,10 +42,11 @@ def _verify_row(
     if not row.samples:
         return None
     start, end = row.sample_offset, row.sample_offset + row.num_samples
-    if not all(finite[start:end]):
-        return RowResult(accepted=0, token_ids=(), finite=False)
     sampled = greedy[start:end] if is_greedy(row.sampling) else _sample_row(row, logits)
     accepted = accepted_length(row.draft, sampled)
+    # Rows behind a rejected draft token are the drafter's doing: they decide nothing.
+    if not all(finite[start : start + accepted + 1]):
+        return RowResult(accepted=0, token_ids=(), finite=False)
     return RowResult(accepted, tuple(sampled[: accepted + 1]), finite=True)
 
 

@@ -61,7 +61,8 @@ class Book:
             raise DuplicateRequest(request.request_id)
         if request.known + 1 > self.pages.capacity:
             raise OutOfPages(request.known + 1, self.pages.capacity)
-        if len(self.waiting) >= self._max_waiting:
+        # Requests for free slots wait until the next step only; the limit is for those behind them.
+        if len(self.waiting) >= self._max_waiting + len(self._free_slots):
             raise QueueFull(self._max_waiting, _RETRY_AFTER_S)
         self._requests[request.request_id] = request
         self.waiting.append(request)

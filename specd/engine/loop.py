@@ -126,6 +126,8 @@ class Engine:
             return False
         if request.end_cause is None:
             request.end_cause = EndCause.ABORTED
+            if not request.admitted:  # it never will be, and every stream begins with Started
+                request.mailbox.put_nowait(self._started(request))
         self._wake.set()
         return True
 

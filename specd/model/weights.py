@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -88,8 +87,11 @@ class _Loader:
     def norm(self, name: str) -> Tensor:
         return dequantise(self.tensor(name, (self._config.hidden_size,))).to(self.dtype)
 
-    def linear(self, tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]) -> Linear:
+    def linear(
+        self, tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None] | None = None
+    ) -> Linear:
         """Stack tensors along their rows into one layer; `orders` rearranges rows of a part."""
+        orders = orders or [None] * len(tensors)
         if self._weights == "int4":
             packed = [four_bit(tensor) for tensor in tensors]
             blocks = [part for part in packed if part is not None]
@@ -107,20 +109,13 @@ class _Loader:
     def head(self, embedding: Tensor, embedding_info: TensorInfo) -> Linear:
         """The output projection: its own tensor, or the embedding where the two are tied."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        own = "output.weight" in self._file.tensors
-        info = self.tensor("output.weight", shape) if own else embedding_info
-        if self._weights == "int4" and four_bit_or_wider(info) == "int8":
-            return Int8Linear.from_weight(dequantise(info))
-        if own:
-            return self.linear([info], [None])
-        return self._from_fp32(embedding)
-
-
-def four_bit_or_wider(tensor: TensorInfo) -> Literal["int4", "int8", "bf16"]:
-    """The format that a tensor gets under `--weights int4`."""
-    if tensor.type_name in ("Q4_0", "Q4_1"):
-        return "int4"
-    return "int8" if tensor.type_name == "Q8_0" else "bf16"
+        tied = "output.weight" not in self._file.tensors
+        info = embedding_info if tied else self.tensor("output.weight", shape)
+        if self._weights == "int4":
+            # bf16 would take 1.8 ms of a step of 8 at 49,152 x 576, 8 bits take 0.7.
+            eight_bit = info.type_name == "Q8_0"
+            return Int8Linear.from_weight(dequantise(info)) if eight_bit else self.linear([info])
+        return self._from_fp32(embedding if tied else dequantise(info))
 
 
 def _stack(tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]) -> Tensor:
@@ -132,12 +127,12 @@ def _stack(tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]) -> Te
 
 
 def _stack_blocks(parts: Sequence[FourBit], orders: Sequence[Tensor | None]) -> FourBit:
-    rows = [slice(None) if order is None else order.numpy() for order in orders]
-    return FourBit(
-        np.concatenate([part.quants[row] for part, row in zip(parts, rows, strict=True)]),
-        np.concatenate([part.scale[row] for part, row in zip(parts, rows, strict=True)]),
-        np.concatenate([part.minimum[row] for part, row in zip(parts, rows, strict=True)]),
-    )
+    ordered = []
+    for part, order in zip(parts, orders, strict=True):
+        rows = slice(None) if order is None else order.numpy()
+        ordered.append((part.quants[rows], part.scale[rows], part.minimum[rows]))
+    quants, scale, minimum = (np.concatenate(arrays) for arrays in zip(*ordered, strict=True))
+    return FourBit(quants, scale, minimum)
 
 
 def half_split_order(num_heads: int, head_dim: int) -> Tensor:
@@ -198,12 +193,10 @@ def _layer(loader: _Loader, config: ModelConfig, index: int) -> LayerWeights:
             ],
             [rotary_order(config.num_heads), rotary_order(config.num_kv_heads), None],
         ),
-        attn_output=loader.linear([tensor("attn_output", hidden, query)], [None]),
+        attn_output=loader.linear([tensor("attn_output", hidden, query)]),
         ffn_norm=loader.norm(f"blk.{index}.ffn_norm.weight"),
-        gate_up=loader.linear(
-            [tensor("ffn_gate", ffn, hidden), tensor("ffn_up", ffn, hidden)], [None, None]
-        ),
-        ffn_down=loader.linear([tensor("ffn_down", hidden, ffn)], [None]),
+        gate_up=loader.linear([tensor("ffn_gate", ffn, hidden), tensor("ffn_up", ffn, hidden)]),
+        ffn_down=loader.linear([tensor("ffn_down", hidden, ffn)]),
     )
 
 

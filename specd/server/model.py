@@ -61,7 +61,9 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         return pb.GetServerInfoResponse(info=server_info(self._front.rooms))
 
     @with_status
-    async def WatchServerInfo(self, request: pb.WatchServerInfoRequest, context: Context) -> None:
+    async def WatchServerInfo(  # type: ignore[override]  # it writes, the stub wants it to yield
+        self, request: pb.WatchServerInfoRequest, context: Context
+    ) -> None:
         interval_s = interval_s_from(request)
         while True:
             await context.write(pb.WatchServerInfoResponse(info=server_info(self._front.rooms)))
