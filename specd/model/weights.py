@@ -73,6 +73,7 @@ class _Loader:
         self._config = config
         self._weights = weights
         self._strict = strict
+        self._used: set[str] = set()
         self.dtype = torch.float32 if weights == "fp32" else torch.bfloat16
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
@@ -82,7 +83,15 @@ class _Loader:
             raise ModelFileError(f"the model file has no tensor {name}")
         if tensor.shape != shape:
             raise ModelFileError(f"tensor {name} is {tensor.shape} and should be {shape}")
+        self._used.add(name)
         return tensor
+
+    def refuse_unused(self) -> None:
+        """A tensor that nobody read (a bias, rotary factors) would change the model's output."""
+        if unused := sorted(self._file.tensors.keys() - self._used):
+            raise ModelFileError(
+                f"the model file has tensors that this version does not use: {', '.join(unused[:5])}"
+            )
 
     def norm(self, name: str) -> Tensor:
         return dequantise(self.tensor(name, (self._config.hidden_size,))).to(self.dtype)
@@ -152,7 +161,7 @@ def load_weights(
     """Read all tensors of a decoder.
 
     Raises:
-        ModelFileError: a tensor is missing, has the wrong shape or an unsupported block type.
+        ModelFileError: a tensor is missing, unknown, of the wrong shape or of an unsupported type.
     """
     _refuse_unknown_widths(config)
     loader = _Loader(file, config, weights, strict=strict)
@@ -162,13 +171,15 @@ def load_weights(
     for index in range(config.num_layers):
         layers.append(_layer(loader, config, index))
         progress(index + 1, config.num_layers)
-    return ModelWeights(
+    weights_read = ModelWeights(
         embedding=embedding,
         layers=tuple(layers),
         final_norm=loader.norm("output_norm.weight"),
         head=loader.head(embedding, info),
         dtype=loader.dtype,
     )
+    loader.refuse_unused()
+    return weights_read
 
 
 def _layer(loader: _Loader, config: ModelConfig, index: int) -> LayerWeights:
