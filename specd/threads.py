@@ -12,6 +12,7 @@ import asyncio
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -20,6 +21,13 @@ T = TypeVar("T")
 
 _Work = Callable[[], None]
 _log = logging.getLogger("specd.threads")
+_all: weakref.WeakSet[DedicatedThread] = weakref.WeakSet()  # a thread keeps itself in here
+
+
+def left_behind(patience_s: float) -> list[str]:
+    """Names of the closed threads that have not ended, after waiting `patience_s` for each."""
+    closed = [thread for thread in _all if thread.is_closed]
+    return sorted(thread.name for thread in closed if not thread.close(patience_s))
 
 
 class ThreadClosed(RuntimeError):
@@ -44,6 +52,12 @@ class DedicatedThread:
         self._num_finished = 0  # written by the thread alone
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+        _all.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called: it takes no work any more, and may still do some."""
+        return self._closed
 
     @property
     def backlog(self) -> int:

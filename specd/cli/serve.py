@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import anyio
@@ -12,9 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from specd.app import serve
 from specd.config import ServeSettings
 from specd.errors import StartFailed
+from specd.threads import left_behind
+
+_log = logging.getLogger("specd.app")
 
 # A supervisor that sees it knows that another try will not help.
 START_FAILED = 3
+_PATIENCE_S = 0.1
 
 
 def run(settings: ServeSettings) -> int:
@@ -31,8 +36,21 @@ def run(settings: ServeSettings) -> int:
             anyio.run(serve, settings, _Stages(bars))
     except StartFailed as error:
         print(f"specd: {error}", file=sys.stderr)
-        return START_FAILED
-    return 0
+        return _ended(START_FAILED)
+    return _ended(0)
+
+
+def _ended(status: int) -> int:
+    """Return the status, or end here and now where a thread is still at work.
+
+    Python's own end would tear it out of native code, and C++ answers that with an abort.
+    """
+    if busy := left_behind(_PATIENCE_S):
+        _log.warning("ending while %s is still at work", ", ".join(busy))
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 class _Stages:

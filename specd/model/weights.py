@@ -90,7 +90,7 @@ class _Loader:
         """A tensor that nobody read (a bias, rotary factors) would change the model's output."""
         if unused := sorted(self._file.tensors.keys() - self._used):
             raise ModelFileError(
-                f"the model file has tensors that this version does not use: {', '.join(unused[:5])}"
+                f"the model file has tensors this version does not use: {', '.join(unused[:5])}"
             )
 
     def norm(self, name: str) -> Tensor:
