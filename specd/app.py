@@ -44,7 +44,8 @@ async def serve(settings: ServeSettings, progress: Progress) -> None:
     """Run the daemon until a signal ends it.
 
     Raises:
-        StartFailed: it could not start; the message says what to do.
+        StartFailed: it could not start; the message says what to do. Alone or in an exception
+            group: the boot runs inside a task group.
     """
     drafters = load_drafters(settings.drafter)
     path = resolve(settings.model)
@@ -66,8 +67,6 @@ async def serve(settings: ServeSettings, progress: Progress) -> None:
                 await asked_to_stop.wait()
             await _drain(engine, settings.drain_seconds)
             tasks.cancel_scope.cancel()
-    except* StartFailed as group:
-        raise group.exceptions[0] from None
     finally:
         with anyio.CancelScope(shield=True):
             await listener.stop(_STOP_GRACE_S)

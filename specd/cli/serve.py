@@ -31,13 +31,22 @@ def run(settings: ServeSettings) -> int:
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
+    problems: list[str] = []
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
             anyio.run(serve, settings, _Stages(bars))
-    except StartFailed as error:
-        print(f"specd: {error}", file=sys.stderr)
-        return _ended(START_FAILED)
-    return _ended(0)
+    except* StartFailed as group:
+        problems.extend(_sentences(group))
+    for problem in problems:
+        print(f"specd: {problem}", file=sys.stderr)
+    return _ended(START_FAILED if problems else 0)
+
+
+def _sentences(group: BaseExceptionGroup[StartFailed]) -> list[str]:
+    found: list[str] = []
+    for error in group.exceptions:
+        found.extend(_sentences(error) if isinstance(error, BaseExceptionGroup) else [str(error)])
+    return found
 
 
 def _ended(status: int) -> int:

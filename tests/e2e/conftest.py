@@ -1,0 +1,43 @@
+"""Toy models on disk for all end-to-end tests, and the daemon that a module shares.
+
+A module-scoped daemon is a process behind a plain fixture: no event loop and no scope outlives a
+test. Tests that share one must leave it as they found it; its end is checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.toy_gguf import build_toy_model
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the toy models."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def toy(models: Path) -> Path:
+    """The standard toy: 512 tokens of vocabulary and of context."""
+    path = models / "toy.gguf"
+    build_toy_model(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def odd_toy(models: Path) -> Path:
+    """4-bit blocks, and a vocabulary that is a multiple of nothing."""
+    path = models / "odd.gguf"
+    build_toy_model(path, seed=5, vocab=1021, linear_type="Q4_1", embed_type="Q4_1", tied=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def slow_toy(models: Path) -> Path:
+    """Loads for seconds: 48 layers to warm up in many buckets."""
+    path = models / "slow.gguf"
+    build_toy_model(path, layers=48, ffn=1024, context_length=4096)
+    return path

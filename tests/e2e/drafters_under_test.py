@@ -1,0 +1,229 @@
+"""Drafters that the daemon loads from its working directory: each misbehaves in one way.
+
+Imports nothing of specd but the contract, like any user's file. The daemon's names for them are
+`drafters_under_test:NAME_N`: every N is an object of its own with a breaker of its own, so that a
+test can have one that was never switched off. What they replay is a recording, a JSON list of texts
+(prompt and answer as one list of ids), read when a request begins; its path and that of the journal
+come from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from drafters.contract import BaseDrafter, DraftContext, EndReason, SamplingHint
+
+RECORDING, JOURNAL = "DRAFTERS_RECORDING", "DRAFTERS_JOURNAL"
+NUM_IDS = 512  # of the standard toy's vocabulary
+
+
+class Replay(BaseDrafter):
+    """Knows how a text goes on, if the recording has it."""
+
+    inline: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[list[int]]] = {}
+
+    def begin(self, request_id: str, prompt: Sequence[int], sampling: SamplingHint) -> None:
+        recording = Path(os.environ[RECORDING])
+        texts = json.loads(recording.read_text()) if recording.exists() else []
+        start = list(prompt)
+        self._texts[request_id] = [text for text in texts if text[: len(start)] == start]
+
+    def end(self, request_id: str, reason: EndReason) -> None:
+        del self._texts[request_id]
+
+    def right(self, row: DraftContext, size: int) -> list[int]:
+        """The next `size` tokens of the recorded text; the last token again behind its end."""
+        known = list(row.tokens)
+        for text in self._texts[row.request_id]:
+            if text[: len(known)] == known:
+                found = text[len(known) : len(known) + size]
+                return found + [known[-1]] * (size - len(found))
+        return []
+
+
+class Oracle(Replay):
+    """Always right, and goes on past every end."""
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        return [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+
+
+class Greedy(Replay):
+    """Right, and more than fits: 16 tokens whatever the budget."""
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        return [self.right(row, 16) for row in batch]
+
+
+class One(Replay):
+    """Right, and one token only."""
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        return [self.right(row, 1) for row in batch]
+
+
+class Two(Replay):
+    """Right, and two tokens only."""
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        return [self.right(row, 2) for row in batch]
+
+
+class Wrong(Replay):
+    """Never the token that comes."""
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        return [
+            [(token + 1) % NUM_IDS for token in self.right(row, budget)]
+            for row, budget in zip(batch, budgets, strict=True)
+        ]
+
+
+class WrongOne(Replay):
+    """Exactly one token, never the one that comes."""
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        return [[(token + 1) % NUM_IDS for token in self.right(row, 1)] for row in batch]
+
+
+class Ragged(Replay):
+    """Random lengths, right up to a random place; awaited."""
+
+    inline: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._random = random.Random(7)
+
+    async def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        await asyncio.sleep(0)
+        return [self._row(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+
+    def _row(self, row: DraftContext, budget: int) -> list[int]:
+        draft = self.right(row, self._random.randrange(0, 2 * budget + 1))
+        true = self._random.randrange(0, budget + 1)
+        return draft[:true] + [self._random.randrange(NUM_IDS) for _ in draft[true:]]
+
+
+class Raising(BaseDrafter):
+    inline: ClassVar[bool] = True
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        raise LookupError("it has no idea")
+
+
+class RaisingEverywhere(BaseDrafter):
+    """On a thread, in begin, observe and end."""
+
+    def _raise(self, *_: object) -> None:
+        raise ArithmeticError("it never works")
+
+    begin = observe = end = _raise
+
+
+class SleepingAsync(BaseDrafter):
+    async def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        await asyncio.sleep(1)
+        return [[1] for _ in batch]
+
+
+class SleepingBlocking(BaseDrafter):
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        time.sleep(1)
+        return [[1] for _ in batch]
+
+
+class Nothing(BaseDrafter):
+    inline: ClassVar[bool] = True
+
+
+class Journal(BaseDrafter):
+    """Drafts random tokens, and writes down what it is told, one JSON document a line."""
+
+    inline: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._random = random.Random(3)
+
+    def begin(self, request_id: str, prompt: Sequence[int], sampling: SamplingHint) -> None:
+        self._write("begin", request_id, list(prompt), sampling.temperature, sampling.seed)
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        for row, budget in zip(batch, budgets, strict=True):
+            self._write("propose", row.request_id, list(row.tokens), budget)
+        return [[self._random.randrange(NUM_IDS) for _ in range(n)] for n in budgets]
+
+    def observe(self, request_id: str, tokens: Sequence[int], accepted: int) -> None:
+        self._write("observe", request_id, list(tokens), accepted)
+
+    def end(self, request_id: str, reason: EndReason) -> None:
+        self._write("end", request_id, reason)
+
+    def _write(self, *what: object) -> None:
+        with open(os.environ[JOURNAL], "a") as journal:
+            journal.write(json.dumps(what) + "\n")
+
+
+def ten_thousand(tokens: list[int], budget: int) -> list[int]:
+    return [tokens[-1]] * 10_000
+
+
+async def negative(tokens: list[int], budget: int) -> list[int]:
+    return [-1] * budget
+
+
+def beyond(tokens: list[int], budget: int) -> list[int]:
+    return [tokens[-1], 2**31]
+
+
+async def nonsense(tokens: list[int], budget: int) -> Any:
+    return 17
+
+
+async def raising_async(tokens: list[int], budget: int) -> list[int]:
+    raise asyncio.CancelledError
+
+
+_KINDS = {
+    "oracle": Oracle,
+    "greedy": Greedy,
+    "one": One,
+    "two": Two,
+    "wrong": Wrong,
+    "wrong_one": WrongOne,
+    "ragged": Ragged,
+    "raising": Raising,
+    "raising_everywhere": RaisingEverywhere,
+    "sleeping_async": SleepingAsync,
+    "sleeping_blocking": SleepingBlocking,
+    "nothing": Nothing,
+    "journal": Journal,
+}
+_FUNCTIONS = {
+    function.__name__: function
+    for function in (ten_thousand, negative, beyond, nonsense, raising_async)
+}
+
+
+def __getattr__(name: str) -> Any:
+    kind, _, number = name.rpartition("_")
+    if number.isdigit() and kind in _KINDS:
+        return _KINDS[kind]()
+    if number.isdigit() and kind in _FUNCTIONS:
+        return _FUNCTIONS[kind]
+    raise AttributeError(name)
+
+
+def spec(kind: str, number: int = 0) -> str:
+    """The name by which a daemon and its requests call a drafter of this file."""
+    return f"drafters_under_test:{kind}_{number}"
