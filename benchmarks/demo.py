@@ -20,22 +20,20 @@ from benchmarks.daemon import Run, measure, running_daemon
 
 CHAT = {"messages": [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]}
 CODE = {
-    "text": """class Vector:
-    def __init__(self, x, y, z):
-        self.x = x
-        self.y = y
-        self.z = z
+    "text": """class Settings:
+    def get_name(self):
+        return self._values["name"]
 
-    def add(self, other):
-        return Vector(self.x + other.x, self.y + other.y, self.z + other.z)
+    def get_size(self):
+        return self._values["size"]
 
-    def sub(self, other):
-        return Vector(self.x - other.x, self.y - other.y, self.z - other.z)
+    def get_color(self):
+        return self._values["color"]
 
-    def mul(self, other):
+    def get_width(self):
 """
 }
-PROMPTS: dict[str, dict[str, Any]] = {"chat answer": CHAT, "code continuation": CODE}
+PROMPTS: dict[str, dict[str, Any]] = {"chat": CHAT, "code": CODE}
 MAX_NEW_TOKENS = 96
 
 
@@ -79,16 +77,16 @@ async def _show(
 
 def _report(console: Console, runs: dict[str, tuple[Run, Run]], weights: str) -> bool:
     table = Table(title=f"speculation off and on, weights {weights}")
-    for column in ("prompt", "drafter", "tokens", "tokens/s", "steps", "accepted length", "pads"):
+    for column in ("prompt", "drafter", "tokens", "tokens/s", "steps", "accepted", "pads"):
         table.add_column(column, justify="left" if column in ("prompt", "drafter") else "right")
-    table.add_column("identical tokens")
+    table.add_column("identical")
     identical = True
     for name, (off, on) in runs.items():
         same = off.token_ids == on.token_ids and off.text == on.text
         identical = identical and same
         table.add_row(*_cells(name, "none", off), "")
         table.add_row(*_cells("", "ngram", on), "yes" if same else "NO", end_section=True)
-    table.caption = "accepted length: tokens per step, the target's own included"
+    table.caption = "accepted: accepted length, the tokens per step, the target's own included"
     console.print(table)
     return identical
 

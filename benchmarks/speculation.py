@@ -2,7 +2,7 @@
 
     python -m benchmarks.speculation [--model NAME] [--weights int4] [--rounds 5]
 
-Prompts of four kinds, greedy. Every round runs each prompt without drafts and with the n-gram
+Prompts of five kinds, greedy. Every round runs each prompt without drafts and with the n-gram
 drafter, one after the other, so that a slow minute of the machine hits both. Prints a table; the
 last line is one JSON document. Exit status 1 if any token differs.
 """
@@ -29,8 +29,22 @@ COPY = {
     + "".join(f"- part {i}: bolt M{i}, steel, {i * 7} pieces\n" for i in range(3, 12))
     + "The list again:\n- part 3: bolt M3, steel,"
 }
+JSON = {
+    "text": "[\n"
+    + "".join(
+        f'  {{"id": {i}, "name": "item {i}", "price": {i}0, "in_stock": true}},\n'
+        for i in range(1, 4)
+    )
+    + '  {"id": 4, "name": "item 4", "price": 40,'
+}
 OPEN = {"messages": [{"role": "user", "content": "Tell me a story about a lighthouse keeper."}]}
-PROMPTS: dict[str, dict[str, Any]] = {"code": CODE, "copy": COPY, "chat": CHAT, "open": OPEN}
+PROMPTS: dict[str, dict[str, Any]] = {
+    "code": CODE,
+    "copy": COPY,
+    "json": JSON,
+    "chat": CHAT,
+    "open": OPEN,
+}
 
 
 @dataclass(slots=True)

@@ -88,6 +88,7 @@ class Engine:
     ) -> None:
         self.drafting = drafting
         self.waste = WasteCounter()
+        self.verified_by_drafter: Counter[str] = Counter()  # draft tokens
         self.accepted_by_drafter: Counter[str] = Counter()
         self._device = device
         self._model = model
@@ -310,6 +311,7 @@ class Engine:
         request.tokens.extend(committed)
         request.tally.verified(maker, row.draft_len, accepted, pads, seconds)
         if maker is not None:
+            self.verified_by_drafter[maker] += row.draft_len
             self.accepted_by_drafter[maker] += accepted
         self.drafting.observe(request.request_id, committed, accepted, maker)
         request.mailbox.put_nowait(_delta(request, row, committed, accepted, maker))

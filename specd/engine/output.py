@@ -71,8 +71,7 @@ class Output:
 
     def flush(self) -> None:
         """Release what was held back: half a character, or a possible start of a stop string."""
-        self._text.append(self._stops.push(self._detokenizer.flush()).text)
-        self._text.append(self._stops.flush())
+        self._text += [self._stops.flush(), self._detokenizer.flush()]
 
     def _push_text(self, token: int) -> Ending | None:
         reason = None
@@ -82,7 +81,8 @@ class Output:
             reason = FinishReason.STOP_TOKEN
         if reason is not None:
             if self._stop.include_stop_string:
-                self._text.append(self._stops.push(self._detokenizer.push(token)).text)
+                # The end is decided: a stop string that this text completes decides nothing.
+                self._text += [self._stops.flush(), self._detokenizer.push(token)]
             return Ending(reason, matched_token_id=token)
         scan = self._stops.push(self._detokenizer.push(token))
         self._text.append(scan.text)

@@ -35,9 +35,10 @@ def clean_draft(raw: object, allowance: int, vocab_size: int) -> CleanDraft:
         for token in islice(raw, allowance):
             # bool is an int to Python, and never a token id.
             whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
-            if not whole or not 0 <= token < vocab_size:
+            value = int(token) if whole else -1  # a subclass of int may lie when it is compared
+            if not 0 <= value < vocab_size:
                 return CleanDraft(tuple(kept), fault=f"draft token {token!r:.60} is no token id")
-            kept.append(int(token))
+            kept.append(value)
     except Exception as error:
         return CleanDraft((), fault=f"reading the draft raised {type(error).__name__}")
     return CleanDraft(tuple(kept))

@@ -94,12 +94,12 @@ def _waste(engine: Engine) -> list[pb.BucketWaste]:
 
 
 def _drafters(engine: Engine) -> list[types_pb2.DrafterStats]:
-    accepted = engine.accepted_by_drafter
+    verified, accepted = engine.verified_by_drafter, engine.accepted_by_drafter
     return [
         types_pb2.DrafterStats(
             name=name,
             calls=counts.calls,
-            draft_tokens=counts.draft_tokens,
+            draft_tokens=verified.get(name, 0),
             accepted=accepted.get(name, 0),
             empty=counts.empty,
             late=counts.late,
