@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import sys
 from dataclasses import asdict
@@ -26,6 +27,8 @@ _FAILED = 1
 
 def run(parsed: argparse.Namespace) -> int:
     """Stream an answer; returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show every character
+        sys.stdout.reconfigure(errors="replace")
     try:
         return asyncio.run(_stream(parsed))
     except (CallFailed, ProtocolError) as error:

@@ -88,21 +88,48 @@ def _usage(message: str) -> int:
 
 def _add_generate(commands: Any) -> None:
     generate = commands.add_parser("generate", help="stream an answer from a running daemon")
-    generate.add_argument("text", help="the prompt")
+    generate.add_argument("text", type=_text, help="the prompt")
     generate.add_argument("--address", default="127.0.0.1:50051", help="HOST:PORT [%(default)s]")
     generate.add_argument("--chat", action="store_true", help="send the text as a chat message")
-    generate.add_argument("--system", help="a system message, with --chat")
+    generate.add_argument("--system", type=_text, help="a system message, with --chat")
     generate.add_argument("--json", action="store_true", help="end with one JSON line")
     generate.add_argument("--no-speculation", action="store_true", help="plain decoding")
-    generate.add_argument("--drafter", action="append", help="a drafter of the daemon; repeatable")
+    generate.add_argument(
+        "--drafter", type=_text, action="append", help="a drafter of the daemon; repeatable"
+    )
     for flag, kind in (
-        ("--max-new-tokens", int), ("--temperature", float), ("--top-k", int), ("--top-p", float),
-        ("--min-p", float), ("--seed", int), ("--max-draft-tokens", int), ("--timeout", float),
+        ("--max-new-tokens", _uint32), ("--temperature", float), ("--top-k", _uint32),
+        ("--top-p", float), ("--min-p", float), ("--seed", _uint64),
+        ("--max-draft-tokens", _uint32), ("--timeout", float),
     ):  # fmt: skip
         generate.add_argument(flag, type=kind)
-    generate.add_argument("--stop", action="append", help="a stop string; repeatable")
+    generate.add_argument("--stop", type=_text, action="append", help="a stop string; repeatable")
     generate.add_argument("--ignore-eos", action="store_true", help="go on past the end token")
     generate.set_defaults(run=_generate)
+
+
+def _text(value: str) -> str:
+    """What the wire can carry: an argument that is no UTF-8 holds lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("is not UTF-8") from None
+    return value
+
+
+def _uint32(value: str) -> int:
+    return _uint(value, 32)
+
+
+def _uint64(value: str) -> int:
+    return _uint(value, 64)
+
+
+def _uint(value: str, bits: int) -> int:
+    """A whole number that a wire field of so many bits holds."""
+    if not (value.isdecimal() and int(value) < 1 << bits):
+        raise argparse.ArgumentTypeError(f"{value!r} is no whole number from 0 to 2^{bits} - 1")
+    return int(value)
 
 
 def _generate(parsed: argparse.Namespace) -> int:

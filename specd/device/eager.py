@@ -17,7 +17,16 @@ from torch import Tensor
 
 from specd.device.layout import HeadCounts, attention_layout
 from specd.device.verifier import verify
-from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, RowResult, StepResult
+from specd.engine.padding import pad
+from specd.engine.step_types import (
+    CleanDraft,
+    LayoutSpec,
+    PaddedBatch,
+    PaddedRow,
+    PlannedRow,
+    RowResult,
+    StepResult,
+)
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
 from specd.model.attention import DeviceGroup, DeviceLayout, causal_mask
 from specd.model.decoder import Decoder
@@ -57,7 +66,7 @@ class EagerRunner:
         start = time.perf_counter()
         rows = verify(self.logits(batch), batch)
         self._clear_rejected(batch, rows)
-        return StepResult(rows, time.perf_counter() - start)
+        return StepResult(self._judge_alone(batch, rows), time.perf_counter() - start)
 
     def logits(self, batch: PaddedBatch) -> Tensor:
         """Run one batch; fp32 [len(batch.sample_index), vocab]."""
@@ -76,6 +85,29 @@ class EagerRunner:
         if not batch.sample_index.size:
             return hidden.new_empty((0, self.decoder.config.vocab_size), dtype=torch.float32)
         return self.decoder.logits(hidden, torch.from_numpy(batch.sample_index))
+
+    def _judge_alone(
+        self, batch: PaddedBatch, rows: tuple[RowResult | None, ...]
+    ) -> tuple[RowResult | None, ...]:
+        """Run rows that failed beside a draft again without it: the draft may be what broke them.
+
+        A draft token whose K and V are NaN passes the mask of the positions before it.
+        """
+        return tuple(
+            self._without_draft(batch, row)
+            if result is not None and not result.finite and row.draft
+            else result
+            for row, result in zip(batch.rows, rows, strict=True)
+        )
+
+    def _without_draft(self, batch: PaddedBatch, row: PaddedRow) -> RowResult | None:
+        known = batch.tokens[row.offset : row.offset + row.count - row.draft_len]
+        plain = PlannedRow(
+            row.request_id, row.slot, tuple(known.tolist()), row.first_position, True, 0,
+            row.sampling,
+        )  # fmt: skip
+        alone = pad([plain], [CleanDraft()], [row.pages], self.layout)
+        return verify(self.logits(alone), alone)[0]
 
     def _clear_rejected(self, batch: PaddedBatch, rows: Sequence[RowResult | None]) -> None:
         """Zero K and V of rejected drafts: a NaN among them would pass the mask of later steps."""

@@ -175,11 +175,14 @@ def _refuse_awaitable(value: object) -> None:
 def _read_row(answer: object, budget: int) -> RowAnswer:
     """Lists and tuples pass untouched; of any other iterable at most budget + 1 ids are copied.
 
-    One id more than fits keeps "too long" visible without trusting an iterable to end.
+    One id more than fits keeps "too long" visible without trusting an iterable to end. A subclass
+    of list or tuple is any other iterable: its methods are the drafter's code.
     """
     if isinstance(answer, Proposal):
         answer = answer.token_ids
-    if answer is None or isinstance(answer, (list, tuple, Exception)):
+    if answer is None or isinstance(answer, Exception):
+        return answer
+    if type(answer) is list or type(answer) is tuple:
         return answer
     # Arrays: their own conversion gives Python integers.
     to_list = getattr(answer, "tolist", None)

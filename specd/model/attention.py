@@ -76,9 +76,8 @@ def _attend_group(queries: Tensor, cache: Tensor, group: DeviceGroup) -> Tensor:
     gathered = cache.index_select(0, group.table)
     gathered = gathered.view(group.num_segments, group.kv_length, 2, kv_heads, head_dim)
     key, value = gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
-    # A lone head would run on all threads, which changes its bits: it gets a twin to run beside.
-    twins = 2 if group.num_segments * kv_heads == 1 else -1
-    output = functional.scaled_dot_product_attention(
-        *(each.expand(twins, -1, -1, -1) for each in (query, key, value)), attn_mask=group.mask
-    )
+    if group.num_segments * kv_heads == 1:
+        # A lone head would run on all threads, which changes its bits: it gets a twin.
+        query, key, value = (each.expand(2, -1, -1, -1) for each in (query, key, value))
+    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=group.mask)
     return output[: group.num_segments].transpose(1, 2).reshape(-1, head_dim)

@@ -1,9 +1,9 @@
 """The transformer decoder: hidden states of a step's positions, then logits of the wanted ones.
 
 Knows the order of operations of a Llama-like model; weight formats, attention and layouts are its
-neighbours'. Only single-rounding element-wise operations are used between the kernels (no fused
-multiply-add, which vector and scalar code round differently), so a position's bits do not depend
-on where in a tensor it lies.
+neighbours'. Between the kernels stand element-wise operations of a single rounding (no fused
+multiply-add, which vector and scalar code round differently) and `silu`, which runs in pieces, so a
+position's bits do not depend on where in a tensor it lies.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from torch.nn import functional
 from specd.model.arch import ModelConfig
 from specd.model.attention import DeviceLayout, attend
 from specd.model.weights import LayerWeights, ModelWeights
+
+# Above this many elements torch splits element-wise work between its threads, at any element, and
+# the scalar code at the end of a piece rounds silu in another way than vector code.
+_UNSPLIT = 32767
 
 
 class Decoder:
@@ -85,7 +89,16 @@ class Decoder:
     def _feed_forward(self, layer: LayerWeights, x: Tensor) -> Tensor:
         gate_up = layer.gate_up(x)
         gate, up = gate_up[:, : self.config.ffn_size], gate_up[:, self.config.ffn_size :]
-        return layer.ffn_down(functional.silu(gate).mul_(up))
+        return layer.ffn_down(silu(gate).mul_(up))
+
+
+def silu(x: Tensor) -> Tensor:
+    """x [positions, n], in pieces of whole rows that torch does not split between threads."""
+    rows = max(1, _UNSPLIT // x.shape[1])
+    if x.shape[0] <= rows:
+        return functional.silu(x)
+    starts = range(0, x.shape[0], rows)
+    return torch.cat([functional.silu(x[start : start + rows]) for start in starts])
 
 
 def _rotary_tables(config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ def odd_toy(models: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def slow_toy(models: Path) -> Path:
-    """Loads for seconds: 48 layers to warm up in many buckets."""
+    """Loads for seconds: it has many layers to warm up, in many buckets."""
     path = models / "slow.gguf"
-    build_toy_model(path, layers=48, ffn=1024, context_length=4096)
+    build_toy_model(path, layers=24, ffn=1024, context_length=4096)
     return path

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,8 @@ class Replay(BaseDrafter):
         recording = Path(os.environ[RECORDING])
         texts = json.loads(recording.read_text()) if recording.exists() else []
         start = list(prompt)
-        self._texts[request_id] = [text for text in texts if text[: len(start)] == start]
+        mine = [text for text in texts if text[: len(start)] == start]
+        self._texts[request_id] = sorted(mine, key=len, reverse=True)
 
     def end(self, request_id: str, reason: EndReason) -> None:
         del self._texts[request_id]
@@ -143,6 +145,13 @@ class SleepingBlocking(BaseDrafter):
         return [[1] for _ in batch]
 
 
+class Stuck(BaseDrafter):
+    """Does not come back."""
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        threading.Event().wait(600)
+
+
 class Nothing(BaseDrafter):
     inline: ClassVar[bool] = True
 
@@ -206,6 +215,7 @@ _KINDS = {
     "raising_everywhere": RaisingEverywhere,
     "sleeping_async": SleepingAsync,
     "sleeping_blocking": SleepingBlocking,
+    "stuck": Stuck,
     "nothing": Nothing,
     "journal": Journal,
 }

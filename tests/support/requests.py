@@ -50,9 +50,12 @@ def make_request(
     stop_strings: tuple[str, ...] = (),
     stop_token_ids: Collection[int] = (),
     ignore_eos: bool = False,
+    include_stop: bool = False,
 ) -> Request:
     """A request that nobody has submitted."""
-    stop = StopParams(max_new_tokens, stop_strings, frozenset(stop_token_ids), ignore_eos)
+    stop = StopParams(
+        max_new_tokens, stop_strings, frozenset(stop_token_ids), ignore_eos, include_stop
+    )
     params = GenerationParams(
         SamplingParams(seed=seed),
         stop,
@@ -100,11 +103,16 @@ class Answer:
         (sequence,) = [event for event in self.events if isinstance(event, SequenceFinished)]
         return sequence.reason
 
+    @property
+    def cut(self) -> bool:
+        """Whether the stream ended without an end: only a reader that has left may see that."""
+        return self.error is None and not (self.events and isinstance(self.events[-1], Finished))
+
     def check_order(self) -> None:
-        """Started, deltas, SequenceFinished, Finished; each exactly once; an error may cut it."""
+        """Started, deltas, SequenceFinished, Finished; each exactly once; an end may cut it."""
         kinds = [type(event) for event in self.events if not isinstance(event, Delta)]
         expected = [Started, SequenceFinished, Finished]
-        if self.error is None:
+        if self.error is None and not self.cut:
             assert kinds == expected, kinds
             assert isinstance(self.events[-2], SequenceFinished)
             assert self.finished.usage.num_completion_tokens == len(self.token_ids)

@@ -25,6 +25,7 @@ from tests.unit.device.texts import (
     load_runner,
     random_chunks,
     random_ids,
+    torch_threads,
 )
 
 RECTANGLE = LayoutSpec(packed_buckets(512), widths=(1, 2, 4, 8, 16), row_buckets=(1, 2, 4))
@@ -123,6 +124,29 @@ def test_a_rectangle_gives_the_bits_of_packed_rows(
     assert buckets == {"2x8"}
     rectangle.random_widths([text, *others], rng(9))
     assert differing(text, alone) == 0
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_check_fails_where_the_rules_are_off(tmp_path: Path, name: str) -> None:
+    """fp32 shows it on every shape, so the tests above are known to be able to fail."""
+    build_toy_model(tmp_path / "toy.gguf", **SHAPES[name])
+    relaxed = Feeder(load_runner(tmp_path / "toy.gguf", "fp32", strict=False))
+    text = Text(random_ids(relaxed.runner.decoder.config.vocab_size, LENGTH, seed=3))
+    relaxed.random_widths([text], rng(1))
+    assert differing(text, relaxed.one_at_a_time(text.ids)) > LENGTH / 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_lone_head_keeps_its_bits_on_several_threads(tmp_path: Path, name: str) -> None:
+    """One row and one KV head: torch would spread that head over the threads (measured on 3)."""
+    weights, types = FORMATS[name]
+    build_toy_model(tmp_path / "toy.gguf", **SHAPES["group of 7"], **types)
+    feeder = Feeder(load_runner(tmp_path / "toy.gguf", weights))
+    with torch_threads(3):
+        ids = random_ids(512, LENGTH, seed=3)
+        text = Text(ids)
+        feeder.random_widths([text], rng(1))
+        assert differing(text, feeder.one_at_a_time(ids)) == 0
 
 
 def rng(seed: int) -> random.Random:

@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def reason(self) -> FinishReason | None:
-        return self.ending and self.ending.reason
+        return None if self.ending is None else self.ending.reason
 
 
 def run(output: Output, token_ids: Sequence[int], sizes: Sequence[int] = ()) -> Outcome:

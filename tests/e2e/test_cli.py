@@ -1,0 +1,189 @@
+"""The command line against a running daemon: what goes to stdout, and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specd import __version__
+from tests.e2e.calls import PROMPT
+from tests.e2e.test_start import free_port
+from tests.support.daemon import Daemon, daemon_process, environment
+
+SPECD = Path(sys.executable).with_name("specd")
+GREEDY = ("--temperature", "0", "--ignore-eos")
+
+
+@pytest.fixture(scope="module")
+def daemon(toy: Path) -> Iterator[Daemon]:
+    with daemon_process(toy) as daemon:
+        yield daemon
+
+
+def _specd(
+    *arguments: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(SPECD), *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        env=environment({"PYTHONUTF8": "1"} | dict(env or {})),
+        timeout=60,
+        check=False,
+    )
+
+
+def _generate(
+    daemon: Daemon, *arguments: str, text: str = PROMPT
+) -> subprocess.CompletedProcess[str]:
+    return _specd("generate", "--address", daemon.address, *arguments, text)
+
+
+def _document(daemon: Daemon, *arguments: str, text: str = PROMPT) -> dict[str, Any]:
+    done = _generate(daemon, "--json", *arguments, text=text)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
+
+
+def test_generate_prints_the_answer(daemon: Daemon) -> None:
+    done = _generate(daemon, *GREEDY, "--max-new-tokens", "12")
+    document = _document(daemon, *GREEDY, "--max-new-tokens", "12")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == document["text"] + "\n"
+    assert document["text"]
+
+
+def test_generate_streams_as_tokens_come(daemon: Daemon) -> None:
+    command = [str(SPECD), "generate", "--address", daemon.address, "--ignore-eos", PROMPT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1), "something before the end"
+        assert process.poll() is None
+        process.kill()
+
+
+def test_json_ends_with_one_document_of_the_whole_stream(daemon: Daemon) -> None:
+    document = _document(daemon, *GREEDY, "--max-new-tokens", "20", "--seed", "7")
+    assert len(document["token_ids"]) == document["usage"]["completion_tokens"] == 20
+    assert document["finish_reason"] == "MAX_TOKENS"
+    assert (document["seed"], document["model"]) == (7, str(_document(daemon)["model"]))
+    total = document["speculation"]["total"]
+    assert total["verify_steps"] + total["accepted_draft_tokens"] in {20, 21}
+
+
+def test_flags_reach_the_request(daemon: Daemon) -> None:
+    plain = _document(daemon, *GREEDY, "--max-new-tokens", "20", "--no-speculation")
+    assert plain["speculation"]["total"]["draft_tokens"] == 0
+    named = _document(daemon, *GREEDY, "--max-new-tokens", "20", "--drafter", "ngram")
+    assert named["token_ids"] == plain["token_ids"]
+    stop = plain["text"][8:11]
+    stopped = _document(daemon, *GREEDY, "--max-new-tokens", "20", "--stop", stop)
+    assert stopped["finish_reason"] == "STOP_STRING"
+    assert stopped["text"] == plain["text"][: plain["text"].find(stop)]
+    top = ("--top-k", "1", "--top-p", "0.5", "--min-p", "0.1", "--max-draft-tokens", "2")
+    sampled = _document(
+        daemon, "--temperature", "2", "--ignore-eos", *top, "--max-new-tokens", "20"
+    )
+    assert sampled["token_ids"] == plain["token_ids"]
+
+
+def test_chat_and_system_messages_go_through_the_template(daemon: Daemon) -> None:
+    chat = _document(daemon, *GREEDY, "--max-new-tokens", "3", "--chat", text="Hi")
+    system = ("--chat", "--system", "Be brief.")
+    longer = _document(daemon, *GREEDY, "--max-new-tokens", "3", *system, text="Hi")
+    plain = _document(daemon, *GREEDY, "--max-new-tokens", "3", text="Hi")
+    counts = [found["usage"]["prompt_tokens"] for found in (plain, chat, longer)]
+    assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--temperature", "-1"), ("sampling.temperature", "at least 0")),
+        (("--max-new-tokens", "0"), ("stop.max_new_tokens",)),
+        (("--drafter", "eagle"), ("eagle", "ngram")),
+        (("--timeout", "0.001", "--ignore-eos"), ("Deadline",)),
+    ],
+)
+def test_a_refused_call_is_status_one_and_a_sentence(
+    daemon: Daemon, flags: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = _generate(daemon, "--json", *flags)
+    assert done.returncode == 1
+    assert done.stderr.startswith("specd: ") and "Traceback" not in done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    for word in words:
+        assert word in done.stderr and word in document["error"]
+
+
+def test_a_daemon_that_is_not_there_is_status_one_and_a_sentence() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    done = _specd("generate", "--address", address, "x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("specd: ") and "Traceback" not in done.stderr
+    assert address in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_has_enough_is_no_traceback(daemon: Daemon) -> None:
+    script = f"'{SPECD}' generate --address {daemon.address} --ignore-eos 'x' | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, env=environment(), timeout=60, check=False
+    )
+    assert done.stderr == b""
+
+
+def test_models_list_is_one_json_document_that_tells_what_is_here(tmp_path: Path) -> None:
+    done = _specd("models", "list", "--json", env={"SPECD_CACHE": str(tmp_path)})
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["cache"]) == (0, str(tmp_path))
+    models = {model["name"]: model for model in document["models"]}
+    assert models["smollm2-135m"]["default"]
+    assert {model["path"] for model in models.values()} == {None}
+    assert all(len(model["sha256"]) == 64 for model in models.values())
+
+
+def test_models_list_is_a_table_for_people(tmp_path: Path) -> None:
+    done = _specd("models", "list", env={"SPECD_CACHE": str(tmp_path)})
+    assert done.returncode == 0
+    assert "smollm2-135m (default)" in done.stdout and "specd models pull" in done.stdout
+
+
+def test_pulling_an_unknown_model_is_status_one_and_a_sentence(tmp_path: Path) -> None:
+    done = _specd("models", "pull", "gpt-5", "--json", env={"SPECD_CACHE": str(tmp_path)})
+    assert done.returncode == 1
+    assert "gpt-5" in done.stderr and "Traceback" not in done.stderr
+    assert "gpt-5" in json.loads(done.stdout)["error"]
+
+
+def test_version() -> None:
+    done = _specd("--version")
+    assert (done.returncode, done.stdout) == (0, f"specd {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("swerve",),
+        ("generate",),
+        ("generate", "--max-new-tokens", "many", "x"),
+        ("generate", "--system", "Be brief.", "x"),
+        ("models",),
+        ("models", "pull"),
+        ("serve", "now"),
+    ],
+)
+def test_wrong_usage_is_status_two(arguments: tuple[str, ...]) -> None:
+    done = _specd(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "specd" in done.stderr and "Traceback" not in done.stderr

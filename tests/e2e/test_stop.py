@@ -1,0 +1,162 @@
+"""How the daemon stops: streams drain, new calls are sent away, and a second signal waits for
+nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from specd_client import Client, Delta, Finished, FinishReason, NotReady
+from specd_client.v1 import model_pb2, model_pb2_grpc
+
+from tests.e2e.calls import PROMPT, PROMPTS, wait_for
+from tests.e2e.drafters_under_test import spec
+from tests.support.daemon import Daemon, spawned
+from tests.support.toy_gguf import build_toy_model
+
+STATUS = health_pb2.HealthCheckResponse
+ENDLESS: dict[str, Any] = {"ignore_eos": True}
+
+
+@pytest.fixture(scope="session")
+def long_toy(models: Path) -> Path:
+    """Its context takes more than ten seconds to fill."""
+    path = models / "long-context.gguf"
+    build_toy_model(path, context_length=16_384)
+    return path
+
+
+@contextmanager
+def _ready(model: Path, *flags: str, **options: Any) -> Iterator[Daemon]:
+    with spawned(model, *flags, **options) as daemon:
+        daemon.wait_ready()
+        yield daemon
+
+
+async def _rest(stream: Any) -> list[Any]:
+    return [event async for event in stream]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.asyncio
+async def test_a_signal_lets_streams_end_and_sends_new_calls_away(
+    toy: Path, number: signal.Signals
+) -> None:
+    with _ready(toy) as daemon:
+        async with Client(daemon.address) as client:
+            watch = health_pb2_grpc.HealthStub(client.channel).Watch(
+                health_pb2.HealthCheckRequest(service="specd.v1.GenerationService")
+            )
+            assert (await watch.read()).status == STATUS.SERVING
+            streams = [client.stream(prompt, **ENDLESS) for prompt in PROMPTS]
+            for stream in streams:
+                await anext(stream)
+            daemon.process.send_signal(number)
+            assert (await watch.read()).status == STATUS.NOT_SERVING
+            with pytest.raises(NotReady) as refused:
+                await client.generate(PROMPT)
+            assert refused.value.message == "not serving: draining"
+            assert refused.value.retry_after_s
+            ends = await asyncio.gather(*map(_rest, streams))
+            for *_, sequence, finished in ends:
+                assert isinstance(finished, Finished)
+                assert sequence.finish_reason is FinishReason.CONTEXT_LENGTH
+            watch.cancel()
+        assert daemon.wait_exit() == 0
+        assert not daemon.ready_file.exists()
+        daemon.check_log()
+
+
+@pytest.mark.asyncio
+async def test_waiting_requests_are_served_before_the_end(toy: Path) -> None:
+    with _ready(toy, "--max-rows", "1") as daemon:
+        async with Client(daemon.address) as client:
+            first = client.stream(PROMPT, **ENDLESS)
+            await anext(first)
+            second = client.stream(PROMPT, max_new_tokens=3, **ENDLESS)
+            await wait_for(client, running=1, waiting=1)
+            daemon.terminate()
+            assert (await _rest(second))[-1].usage.completion_tokens == 3
+            first.cancel()
+        assert daemon.wait_exit() == 0
+        daemon.check_log()
+
+
+@pytest.mark.asyncio
+async def test_a_drain_that_runs_out_of_time_ends_streams_with_aborted(long_toy: Path) -> None:
+    with _ready(long_toy, "--drain-seconds", "0.5", "--max-rows", "2") as daemon:
+        async with Client(daemon.address) as client:
+            streams = [client.stream(PROMPT, seed=n, **ENDLESS) for n in range(4)]
+            await wait_for(client, running=2, waiting=2)
+            daemon.terminate()
+            sent_s = time.monotonic()
+            ends = await asyncio.gather(*map(_rest, streams))
+            assert time.monotonic() - sent_s >= 0.5
+            for *_, sequence, finished in ends:
+                assert isinstance(finished, Finished)
+                assert sequence.finish_reason is FinishReason.ABORTED
+            ran = [any(isinstance(event, Delta) for event in end) for end in ends]
+            assert sorted(ran) == [False, False, True, True], "the queue stood still meanwhile"
+        assert daemon.wait_exit(10) == 0
+        daemon.check_log()
+
+
+@pytest.mark.asyncio
+async def test_a_second_signal_ends_at_once_with_unavailable_for_the_rest(long_toy: Path) -> None:
+    with _ready(long_toy, "--max-rows", "2") as daemon:
+        async with Client(daemon.address) as client:
+            watch = health_pb2_grpc.HealthStub(client.channel).Watch(
+                health_pb2.HealthCheckRequest()
+            )
+            assert (await watch.read()).status == STATUS.SERVING
+            streams = [client.stream(PROMPT, seed=n, **ENDLESS) for n in range(4)]
+            await wait_for(client, running=2, waiting=2)
+            daemon.terminate()
+            assert (await watch.read()).status == STATUS.NOT_SERVING  # the first was taken
+            watch.cancel()
+            daemon.terminate()
+            sent_s = time.monotonic()
+            for stream in streams:
+                with pytest.raises(NotReady) as ended:
+                    await _rest(stream)
+                assert ended.value.reason == "NOT_SERVING"
+            assert time.monotonic() - sent_s < 2
+        assert daemon.wait_exit(10) == 0
+        daemon.check_log()
+
+
+@pytest.mark.asyncio
+async def test_watchers_do_not_hold_up_the_end(toy: Path) -> None:
+    with _ready(toy) as daemon:
+        async with Client(daemon.address) as client:
+            health = health_pb2_grpc.HealthStub(client.channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            info = model_pb2_grpc.ModelServiceStub(client.channel).WatchServerInfo(
+                model_pb2.WatchServerInfoRequest(interval={"seconds": 3600})
+            )
+            await watch.read()
+            await info.read()
+            daemon.terminate()
+            assert await asyncio.to_thread(daemon.wait_exit, 10) == 0
+            watch.cancel()
+            info.cancel()
+        daemon.check_log()
+
+
+@pytest.mark.asyncio
+async def test_a_stuck_drafter_does_not_hold_up_the_end(toy: Path) -> None:
+    name = spec("stuck")
+    with _ready(toy, "--drafter", name, cwd=Path(__file__).parent) as daemon:
+        async with Client(daemon.address) as client:
+            run = await client.generate(PROMPT, max_new_tokens=5, temperature=0, **ENDLESS)
+            assert run.speculation.total.late > 0
+        daemon.terminate()
+        assert daemon.wait_exit(10) == 0
+        daemon.check_log()

@@ -1,0 +1,158 @@
+"""The runner keeps every value finite that a row can reach, and rows out of each other's way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specd.device.eager import EagerRunner, packed_buckets
+from specd.engine.step_types import PaddedBatch, RowResult, StepResult
+from specd.kv.pages import RESERVED_PAGES, SCRATCH_PAGE
+from tests.support.toy_gguf import build_toy_model
+from tests.unit.device.texts import Feeder, Part, Text, load_runner, random_ids
+
+NAN = float("nan")
+POISON = 77  # a token whose embedding is NaN
+
+
+@pytest.fixture(scope="module")
+def toy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("toy") / "toy.gguf"
+    build_toy_model(path, tied=False, nan_rows=[POISON])
+    return path
+
+
+@pytest.fixture
+def feeder(toy_path: Path, one_thread: None) -> Feeder:
+    return Feeder(load_runner(toy_path, "fp32", num_pages=16))
+
+
+def healthy(count: int, seed: int) -> list[int]:
+    return [token + (token == POISON) for token in random_ids(512, count, seed)]
+
+
+def cache_of(feeder: Feeder) -> torch.Tensor:
+    """[layer, page, token, K or V, kv_head, dim]; the only place where tests can plant a NaN."""
+    return feeder.runner._cache
+
+
+def logits_after(feeder: Feeder, ids: list[int]) -> torch.Tensor:
+    text = feeder.in_chunks(ids, [len(ids)])
+    return text.logits[len(ids) - 1]
+
+
+def step(feeder: Feeder, parts: list[Part]) -> tuple[PaddedBatch, StepResult]:
+    """A step with its verification; the texts stay where they are."""
+    batch = feeder.batch(parts)
+    return batch, feeder.runner.step(batch)
+
+
+def test_nothing_reads_the_scratch_page(feeder: Feeder) -> None:
+    ids = healthy(37, seed=1)  # the bucket is 40: three pads
+    wanted = logits_after(feeder, ids)
+    cache_of(feeder)[:, SCRATCH_PAGE] = NAN
+    assert torch.equal(logits_after(feeder, ids), wanted)
+
+
+def test_pads_write_to_the_scratch_page_alone(feeder: Feeder) -> None:
+    text = Text(healthy(37, seed=1))
+    feeder.run([Part(text, 37, chunk=True)])
+    written = cache_of(feeder).abs().amax((0, 2, 3, 4, 5)).nonzero().flatten().tolist()
+    assert sorted([SCRATCH_PAGE, *text.pages]) == written
+
+
+def test_a_nan_in_stale_pages_is_zeroed_when_they_are_handed_out(feeder: Feeder) -> None:
+    ids = healthy(70, seed=2)
+    wanted = logits_after(feeder, ids)
+    cache_of(feeder)[:, RESERVED_PAGES:] = NAN
+    assert torch.equal(logits_after(feeder, ids), wanted)
+
+
+def test_without_zeroing_a_nan_would_pass_the_mask(feeder: Feeder) -> None:
+    """What the zeroing is for: masking alone does not protect."""
+    text = Text(healthy(5, seed=2))
+    feeder.run([Part(text, 4, chunk=True)])
+    cache_of(feeder)[:, text.pages[0], 20] = NAN
+    feeder.run([Part(text, 1)])
+    assert torch.isnan(text.logits[4]).all()
+
+
+def test_a_poisoned_row_is_flagged_and_its_neighbours_keep_their_bits(feeder: Feeder) -> None:
+    ids = [healthy(count, seed=count) for count in (9, 40, 21)]
+    wanted = [logits_after(feeder, each) for each in ids]
+    texts = [Text(ids[0]), Text([*ids[1][:-1], POISON]), Text(ids[2])]
+    parts = [Part(text, len(text.ids), chunk=True) for text in texts]
+    _, result = step(feeder, parts)
+    assert result.rows[1] == RowResult(0, (), finite=False)
+    for number in (0, 2):
+        assert result.rows[number] == RowResult(0, (int(wanted[number].argmax()),), finite=True)
+    feeder.run(parts)
+    assert torch.isnan(texts[1].logits[39]).all()
+    assert torch.equal(texts[0].logits[8], wanted[0])
+    assert torch.equal(texts[2].logits[20], wanted[2])
+
+
+def test_a_poisoned_row_leaves_nothing_behind_in_its_pages(feeder: Feeder) -> None:
+    ids = healthy(33, seed=4)
+    wanted = logits_after(feeder, ids)
+    logits_after(feeder, [*ids[:-1], POISON])
+    assert torch.equal(logits_after(feeder, ids), wanted)
+
+
+def test_a_draft_that_the_model_chokes_on_harms_nobody(feeder: Feeder) -> None:
+    """A drafter can be wrong and nothing else: neither this step nor a later one goes NaN."""
+    ids = healthy(12, seed=5)
+    plain = feeder.one_at_a_time(ids)
+    text = Text(ids)
+    feeder.run([Part(text, 6, chunk=True)])
+    _, result = step(feeder, [Part(text, 1, wrong=(POISON, POISON, 3))])
+    assert result.rows == (RowResult(0, (int(plain.logits[6].argmax()),), finite=True),)
+    text.computed += 1
+    while text.left:
+        feeder.run([Part(text, 1)])
+    assert all(torch.equal(text.logits[at], plain.logits[at]) for at in range(7, 12))
+
+
+def test_rejected_drafts_leave_zeros_and_accepted_ones_stay(feeder: Feeder) -> None:
+    ids = healthy(8, seed=6)
+    text = Text(ids)
+    feeder.run([Part(text, 8, chunk=True)])
+    right = int(text.logits[7].argmax())
+    text.ids = [*ids, right]
+    step(feeder, [Part(text, 1)])  # alone: what follows `right`
+    follows = int(logits_after(feeder, text.ids).argmax())
+    wrong = (follows + 1) % POISON
+    _, result = step(feeder, [Part(text, 1, wrong=(follows, wrong, wrong))])
+    assert result.rows[0] is not None and result.rows[0].accepted == 1
+    used = cache_of(feeder)[0, text.pages[0]].abs().amax((1, 2, 3)).bool().tolist()
+    assert used == [True] * 10 + [False] * 22
+
+
+def test_a_step_that_samples_nothing_has_no_logits(feeder: Feeder) -> None:
+    text = Text(healthy(20, seed=7))
+    batch = feeder.batch([Part(text, 20, chunk=True)])
+    rows = tuple(replace(row, samples=False) for row in batch.rows)
+    silent = replace(batch, rows=rows, sample_index=batch.sample_index[:0])
+    assert feeder.runner.logits(silent).shape == (0, 512)
+    assert feeder.runner.step(silent).rows == (None,)
+
+
+def test_a_step_says_how_long_it_took(feeder: Feeder) -> None:
+    _, result = step(feeder, [Part(Text(healthy(3, seed=8)), 3, chunk=True)])
+    assert 0 < result.device_time_s < 60
+
+
+@pytest.mark.parametrize("limit", [1, 5, 256, 300, 512, 700])
+def test_packed_buckets_end_at_the_step_s_limit(limit: int) -> None:
+    buckets = packed_buckets(limit)
+    assert buckets[-1] == limit and list(buckets) == sorted(set(buckets))
+
+
+def test_two_runners_of_one_decoder_share_no_cache(feeder: Feeder) -> None:
+    first = feeder.runner
+    second = EagerRunner(first.decoder, num_pages=16, layout=first.layout, strict=True)
+    logits_after(feeder, healthy(10, seed=9))
+    assert not second._cache.any()

@@ -1,0 +1,200 @@
+"""Promises of the mailbox: order, one end, and a slow reader that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specd.engine.events import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    SequenceFinished,
+    SpeculationStep,
+    Started,
+    Usage,
+)
+from specd.engine.mailbox import EndOfEvents, Mailbox, merge
+from specd.engine.tally import Tally
+from specd.errors import StepFailed
+from tests.support.requests import read_all
+
+STARTED = Started("a", "m", 3, 0, 0, 0.0, "f")
+SEQUENCE = SequenceFinished(FinishReason.EOS_TOKEN)
+
+
+def delta(number: int, size: int = 1) -> Delta:
+    """The run that brings the count to `number` tokens."""
+    ids = tuple(range(number - size, number))
+    step = SpeculationStep("d", size, size - 1)
+    return Delta("".join(f"{token}," for token in ids), ids, number, (step,))
+
+
+def drain(box: Mailbox) -> list[Event]:
+    events = []
+    while (event := box.get_nowait()) is not None:
+        events.append(event)
+    return events
+
+
+def test_events_come_out_in_the_order_in_which_they_went_in() -> None:
+    box = Mailbox()
+    for event in (STARTED, delta(1), SEQUENCE):
+        box.put_nowait(event)
+    assert drain(box) == [STARTED, delta(1), SEQUENCE]
+
+
+def test_unread_deltas_come_out_as_one() -> None:
+    box = Mailbox()
+    box.put_nowait(delta(1))
+    box.put_nowait(delta(4, size=3))
+    assert box.get_nowait() == Delta(
+        text="0,1,2,3,",
+        token_ids=(0, 1, 2, 3),
+        num_completion_tokens=4,
+        steps=(SpeculationStep("d", 1, 0), SpeculationStep("d", 3, 2)),
+    )
+    assert box.statistics() == (0, 1)
+
+
+def test_a_delta_that_was_read_is_not_told_again() -> None:
+    box = Mailbox()
+    box.put_nowait(delta(1))
+    assert box.get_nowait() == delta(1)
+    box.put_nowait(delta(2))
+    assert box.get_nowait() == delta(2)
+    assert box.get_nowait() is None
+
+
+def test_deltas_are_not_merged_across_another_event() -> None:
+    box = Mailbox()
+    for event in (delta(1), delta(2), SEQUENCE, delta(3)):
+        box.put_nowait(event)
+    assert drain(box) == [merge([delta(1), delta(2)]), SEQUENCE, delta(3)]
+
+
+def test_an_empty_mailbox_has_nothing_and_no_end() -> None:
+    assert Mailbox().get_nowait() is None
+
+
+def test_the_end_comes_behind_what_is_queued_and_stays() -> None:
+    box = Mailbox()
+    box.put_nowait(delta(1))
+    box.close()
+    assert box.get_nowait() == delta(1)
+    for _ in range(2):
+        with pytest.raises(EndOfEvents):
+            box.get_nowait()
+
+
+def test_an_error_comes_behind_what_is_queued_and_stays() -> None:
+    box = Mailbox()
+    error = StepFailed()
+    box.put_nowait(delta(1))
+    box.close(error)
+    assert box.get_nowait() == delta(1)
+    for _ in range(2):
+        with pytest.raises(StepFailed) as raised:
+            box.get_nowait()
+        assert raised.value is error
+
+
+def test_the_first_end_is_the_only_one() -> None:
+    clean, failed = Mailbox(), Mailbox()
+    clean.close()
+    clean.close(StepFailed())
+    failed.close(StepFailed())
+    failed.close()
+    with pytest.raises(EndOfEvents):
+        clean.get_nowait()
+    with pytest.raises(StepFailed):
+        failed.get_nowait()
+
+
+def test_nothing_follows_the_end() -> None:
+    box = Mailbox()
+    box.close()
+    box.put_nowait(delta(1))
+    assert box.statistics().waiting == 0
+    with pytest.raises(EndOfEvents):
+        box.get_nowait()
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_waits_is_woken_by_an_event_and_by_the_end() -> None:
+    box = Mailbox()
+    reader = asyncio.create_task(read_all(box))
+    for event in (STARTED, delta(1), SEQUENCE, Finished(Usage(3, 0, 1), Tally().frozen())):
+        await asyncio.sleep(0)  # the reader takes what there is and waits again
+        box.put_nowait(event)
+    await asyncio.sleep(0)
+    box.close()
+    answer = await asyncio.wait_for(reader, 10)
+    assert answer.token_ids == [0]
+
+
+@pytest.mark.asyncio
+async def test_iteration_raises_the_error_behind_the_last_event() -> None:
+    box = Mailbox()
+    box.put_nowait(STARTED)
+    box.close(StepFailed())
+    seen = []
+    with pytest.raises(StepFailed):
+        async for event in box:
+            seen.append(event)  # noqa: PERF401
+    assert seen == [STARTED]
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_is_cancelled_while_it_waits_loses_nothing() -> None:
+    box = Mailbox()
+    reader = asyncio.create_task(box.get())
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    box.put_nowait(delta(1))
+    assert await asyncio.wait_for(box.get(), 10) == delta(1)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(1, 8), max_size=30),
+    reads=st.lists(st.booleans(), min_size=30, max_size=30),
+)
+def test_however_slow_the_reader_the_deltas_joined_are_the_whole(
+    sizes: list[int], reads: list[bool]
+) -> None:
+    box = Mailbox()
+    written, taken, total = [], list[Event](), 0
+    for size, read in zip(sizes, reads, strict=False):
+        total += size
+        written.append(delta(total, size))
+        box.put_nowait(written[-1])
+        if read:
+            taken += drain(box)
+    taken += drain(box)
+    deltas = [event for event in taken if isinstance(event, Delta)]
+    assert not written or merge(deltas) == merge(written)
+    assert box.statistics() == (0, len(written) - len(deltas))
+
+
+def test_a_hundred_thousand_unread_deltas_cost_what_ten_times_ten_thousand_do() -> None:
+    def cost_s(num_deltas: int) -> float:
+        box = Mailbox()
+        event = Delta("x", (1,), 1)
+        started = time.process_time()
+        for _ in range(num_deltas):
+            box.put_nowait(event)
+        (whole,) = drain(box)
+        assert isinstance(whole, Delta)
+        assert len(whole.text) == len(whole.token_ids) == num_deltas
+        return time.process_time() - started
+
+    small = min(cost_s(10_000) for _ in range(3))
+    # Linear is 10 times as much; quadratic would be 100. Caches and the collector take a share.
+    assert cost_s(100_000) < 40 * small + 0.05

@@ -1,0 +1,130 @@
+"""Linear layers: a row of the result depends on its own row alone, and is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specd.model.blocks import FourBit
+from specd.model.linear import Bf16Linear, Fp32Linear, Int4Linear, Int8Linear, Linear
+from tests.unit.device.texts import torch_threads
+
+COUNTS = (*range(1, 36), 47, 64, 65, 100, 127, 128, 129)
+# out x in; sizes of real models and awkward ones
+SHAPES = [(64, 64), (48, 32), (960, 576), (304, 96), (16, 352)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    with torch_threads(1):
+        yield
+
+
+def random_weight(shape: tuple[int, int], seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[1] ** 0.5
+
+
+def random_blocks(shape: tuple[int, int]) -> FourBit:
+    random = np.random.default_rng(0)
+    quants = random.integers(0, 16, shape, np.uint8)
+    size = (shape[0], shape[1] // 32)
+    scale = random.uniform(0.01, 0.02, size).astype(np.float16).astype(np.float32)
+    minimum = random.uniform(-0.2, -0.1, size).astype(np.float16).astype(np.float32)
+    return FourBit(quants, scale, minimum)
+
+
+MAKERS: dict[str, Callable[[tuple[int, int]], Linear]] = {
+    "fp32": lambda shape: Fp32Linear(random_weight(shape), strict=True),
+    "bf16": lambda shape: Bf16Linear(random_weight(shape).bfloat16(), strict=True),
+    "int4": lambda shape: Int4Linear(random_blocks(shape)),
+    "int8": lambda shape: Int8Linear.from_weight(random_weight(shape)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_row_does_not_depend_on_the_number_of_rows(name: str, shape: tuple[int, int]) -> None:
+    linear = MAKERS[name](shape)
+    assert linear.format == name
+    x = random_weight((max(COUNTS), shape[1]), seed=1) * 4
+    x = x if name == "fp32" else x.bfloat16()
+    whole = linear(x)
+    for count in COUNTS:
+        for start in (0, x.shape[0] - count):
+            found = linear(x[start : start + count])
+            assert found.shape == (count, shape[0])
+            assert torch.equal(found, whole[start : start + count]), count
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_row_that_is_not_finite_stays_alone(name: str) -> None:
+    linear = MAKERS[name]((64, 64))
+    x = random_weight((6, 64), seed=1)
+    x = x if name == "fp32" else x.bfloat16()
+    wanted = linear(x)
+    x[2], x[4, 3] = float("nan"), float("inf")
+    found = linear(x)
+    healthy = [0, 1, 3, 5]
+    assert torch.equal(found[healthy], wanted[healthy])
+    assert torch.isnan(found[2]).all() and not torch.isfinite(found[4]).any()
+
+
+def test_fp32_multiplies_by_its_weight() -> None:
+    weight, x = random_weight((48, 32)), random_weight((5, 32), seed=1)
+    found = Fp32Linear(weight, strict=True)(x)
+    assert torch.allclose(found.double(), x.double() @ weight.double().T, atol=1e-6)
+
+
+def test_bf16_multiplies_by_its_weight() -> None:
+    weight, x = random_weight((48, 32)).bfloat16(), random_weight((5, 32), seed=1).bfloat16()
+    found = Bf16Linear(weight, strict=True)(x)
+    assert torch.allclose(found.double(), x.double() @ weight.double().T, rtol=2**-8, atol=1e-3)
+
+
+def test_int4_multiplies_by_scale_times_quant_plus_minimum() -> None:
+    blocks = random_blocks((48, 96))
+    scale, minimum = (
+        torch.from_numpy(np.repeat(each, 32, 1)) for each in (blocks.scale, blocks.minimum)
+    )
+    weight = (torch.from_numpy(blocks.quants).double() * scale + minimum).double()
+    identity = torch.eye(96).bfloat16()
+    found = Int4Linear(blocks)(identity).double().T
+    # Scale and zero are rounded to bf16, the result too.
+    assert float((found - weight).abs().max()) < 3 * 2**-9 * float((16 * scale).max())
+
+
+def test_int8_rows_are_within_half_a_step_of_their_weights() -> None:
+    weight = random_weight((48, 96)) * torch.logspace(-3, 3, 48)[:, None]
+    found = Int8Linear.from_weight(weight)(torch.eye(96).bfloat16()).float().T
+    step = weight.abs().amax(1, keepdim=True) / 127
+    # Half a step, and the rounding of the result to bf16.
+    assert ((found - weight).abs() <= 0.51 * step + 2**-8 * weight.abs()).all()
+
+
+def test_int8_of_a_row_of_zeros_is_zero() -> None:
+    weight = random_weight((16, 32))
+    weight[3] = 0
+    found = Int8Linear.from_weight(weight)(random_weight((2, 32), seed=1).bfloat16())
+    assert torch.isfinite(found).all() and not found[:, 3].any()
+
+
+def test_bytes_say_what_a_step_reads() -> None:
+    sizes = {name: maker((64, 64)).bytes for name, maker in MAKERS.items()}
+    assert sizes == {
+        "fp32": 64 * 64 * 4,
+        "bf16": 64 * 64 * 2,
+        "int4": 64 * 64 // 2 + 64 * 2 * 2 * 2,
+        "int8": 64 * 64 + 64 * 2,
+    }
+
+
+@pytest.mark.parametrize("name", ["fp32"])
+def test_without_the_rules_a_row_depends_on_the_number_of_rows(name: str) -> None:
+    linear = Fp32Linear(random_weight((960, 576)), strict=False)
+    x = random_weight((33, 576), seed=1)
+    whole = linear(x)
+    assert any(not torch.equal(linear(x[:count]), whole[:count]) for count in range(1, 10))
