@@ -17,18 +17,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specd.engine.book import Book
-from specd.engine.drafting import Draft, DraftAsk, Drafting
-from specd.engine.events import Delta, SpeculationStep, Started
-from specd.engine.output import Ending
+from specd.engine.drafting import Draft, Drafting
+from specd.engine.events import Started
 from specd.engine.padding import clean_draft, pad
 from specd.engine.request import EndCause, Request
+from specd.engine.rows import ask, delta, planned_row, push
 from specd.engine.scheduler import Limits, Plan, Share, plan
 from specd.engine.step_types import (
     CleanDraft,
     LayoutSpec,
     PaddedBatch,
     PaddedRow,
-    PlannedRow,
     RowResult,
     StepResult,
 )
@@ -237,7 +236,7 @@ class Engine:
         drafts: list[Draft | None] = [None] * len(shares)
         if not asking:
             return drafts
-        asks = [_ask(shares[index]) for index in asking]
+        asks = [ask(shares[index]) for index in asking]
         collected = await self.drafting.collect(asks, step_time_s=self._step_time_s)
         for index, draft in zip(asking, collected, strict=True):
             drafts[index] = draft
@@ -255,7 +254,7 @@ class Engine:
             cleaned = self._clean(share, draft)
             last = request.computed + share.count + len(cleaned.token_ids)
             fresh.extend(self._book.pages.grow(request.pages, last))
-            rows.append(_planned_row(share))
+            rows.append(planned_row(share))
             clean.append(cleaned)
         pages = [share.request.pages for share in shares]
         return pad(rows, clean, pages, self._device.layout, fresh)
@@ -306,7 +305,7 @@ class Engine:
             return
         # Accepted draft tokens were inputs of this step: their K and V are in the pages.
         request.computed += outcome.accepted
-        committed, ending = _push(request, outcome.token_ids)
+        committed, ending = push(request, outcome.token_ids)
         accepted = min(outcome.accepted, len(committed))
         request.tokens.extend(committed)
         request.tally.verified(maker, row.draft_len, accepted, pads, seconds)
@@ -314,7 +313,7 @@ class Engine:
             self.verified_by_drafter[maker] += row.draft_len
             self.accepted_by_drafter[maker] += accepted
         self.drafting.observe(request.request_id, committed, accepted, maker)
-        request.mailbox.put_nowait(_delta(request, row, committed, accepted, maker))
+        request.mailbox.put_nowait(delta(request, row, committed, accepted, maker))
         if ending is not None:
             self._book.finish(request, ending)
         else:
@@ -323,53 +322,3 @@ class Engine:
     def _learn_step_time(self, seconds: float) -> None:
         known = self._step_time_s or seconds
         self._step_time_s = known + _STEP_TIME_WEIGHT * (seconds - known)
-
-
-def _ask(share: Share) -> DraftAsk:
-    request = share.request
-    speculation = request.params.speculation
-    return DraftAsk(
-        request_id=request.request_id,
-        tokens=request.tokens,
-        budget=share.allowance,
-        drafters=speculation.drafters,
-        grant_s=speculation.draft_budget_s,
-    )
-
-
-def _planned_row(share: Share) -> PlannedRow:
-    request = share.request
-    end = request.computed + share.count
-    assert request.slot is not None
-    return PlannedRow(
-        request_id=request.request_id,
-        slot=request.slot,
-        tokens=tuple(request.tokens[request.computed : end]),
-        first_position=request.computed,
-        samples=end == request.known,
-        allowance=share.allowance,
-        sampling=request.params.sampling,
-    )
-
-
-def _push(request: Request, token_ids: Sequence[int]) -> tuple[list[int], Ending | None]:
-    """Push tokens until one ends the generation; returns those that count."""
-    committed = []
-    for token in token_ids:
-        committed.append(token)
-        ending = request.output.push(token)
-        if ending is not None:
-            return committed, ending
-    return committed, None
-
-
-def _delta(
-    request: Request, row: PaddedRow, committed: Sequence[int], accepted: int, maker: str | None
-) -> Delta:
-    step = SpeculationStep(maker if row.draft_len else None, row.draft_len, accepted)
-    return Delta(
-        text=request.output.take_text(),
-        token_ids=tuple(committed),
-        num_completion_tokens=request.output.num_tokens,
-        steps=(step,),
-    )

@@ -1,15 +1,18 @@
-"""Toy models on disk for all end-to-end tests, and the daemon that a module shares.
+"""Toy models on disk for all end-to-end tests, and the daemon that most of them share.
 
-A module-scoped daemon is a process behind a plain fixture: no event loop and no scope outlives a
-test. Tests that share one must leave it as they found it; its end is checked.
+A start costs about two seconds, nearly all of them Python's imports. A shared daemon is a process
+behind a plain fixture: no event loop and no scope outlives a test. Tests leave it as they found it,
+which is checked at the end of every module, and its own end once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.daemon import Daemon, daemon_process
 from tests.support.toy_gguf import build_toy_model
 
 
@@ -41,3 +44,18 @@ def slow_toy(models: Path) -> Path:
     path = models / "slow.gguf"
     build_toy_model(path, layers=24, ffn=1024, context_length=4096)
     return path
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(toy: Path) -> Iterator[Daemon]:
+    # In fp32 no two logits are equal, so that top-k 1 is greedy. Other tests have other weights.
+    with daemon_process(toy, "--weights", "fp32") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
+    """A daemon with the standard toy and, but for the weights, the defaults."""
+    yield shared_daemon
+    shared_daemon.wait_quiet()
+    shared_daemon.check_log()

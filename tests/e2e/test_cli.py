@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,10 @@ import pytest
 from specd import __version__
 from tests.e2e.calls import PROMPT
 from tests.e2e.test_start import free_port
-from tests.support.daemon import Daemon, daemon_process, environment
+from tests.support.daemon import Daemon, environment
 
 SPECD = Path(sys.executable).with_name("specd")
 GREEDY = ("--temperature", "0", "--ignore-eos")
-
-
-@pytest.fixture(scope="module")
-def daemon(toy: Path) -> Iterator[Daemon]:
-    with daemon_process(toy) as daemon:
-        yield daemon
 
 
 def _specd(
@@ -133,6 +128,24 @@ def test_a_daemon_that_is_not_there_is_status_one_and_a_sentence() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_an_output_that_cannot_show_every_character_shows_the_others(daemon: Daemon) -> None:
+    arguments = ("generate", "--address", daemon.address, *GREEDY, "--max-new-tokens", "40", PROMPT)
+    full, ascii_ = _specd(*arguments), _specd(*arguments, env={"PYTHONIOENCODING": "ascii"})
+    assert not full.stdout.isascii()
+    assert (ascii_.returncode, ascii_.stderr) == (0, "")
+    assert ascii_.stdout == full.stdout.encode("ascii", "replace").decode()
+
+
+def test_an_interrupted_generate_is_status_130_and_no_traceback(daemon: Daemon) -> None:
+    command = [str(SPECD), "generate", "--address", daemon.address, "--ignore-eos", "x"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, env=environment()) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, b"")
+
+
 def test_a_reader_that_has_enough_is_no_traceback(daemon: Daemon) -> None:
     script = f"'{SPECD}' generate --address {daemon.address} --ignore-eos 'x' | head -c 1"
     done = subprocess.run(
@@ -173,12 +186,13 @@ def test_version() -> None:
     "arguments",
     [
         (),
-        ("swerve",),
         ("generate",),
-        ("generate", "--max-new-tokens", "many", "x"),
+        ("generate", "--seed", "-1", "x"),
+        ("generate", "--seed", str(2**64), "x"),
+        ("generate", "--top-k", str(2**32), "x"),
+        ("generate", "not \udcff UTF-8"),
         ("generate", "--system", "Be brief.", "x"),
         ("models",),
-        ("models", "pull"),
         ("serve", "now"),
     ],
 )

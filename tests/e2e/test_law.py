@@ -25,7 +25,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.8, "top_p": 0.9},
 }
 CROWDS = (0, 3, 16)
-NUM_TOKENS = 40
+NUM_TOKENS = 32
 STEADY = ("oracle", "greedy", "one", "wrong", "wrong_one", "ragged", "nothing", "ten_thousand")
 # A breaker opens on these, so every combination gets one of its own.
 FAILING = (

@@ -54,12 +54,6 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def daemon(toy: Path) -> Iterator[Daemon]:
-    with daemon_process(toy) as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
 def narrow_daemon(models: Path) -> Iterator[Daemon]:
     """One row, and a context that takes more than ten seconds to fill."""
     path = models / "long.gguf"

@@ -23,12 +23,6 @@ VOCABULARY = 512
 INF, NAN = float("inf"), float("nan")
 
 
-@pytest.fixture(scope="module")
-def daemon(toy: Path) -> Iterator[Daemon]:
-    with daemon_process(toy) as daemon:
-        yield daemon
-
-
 def _tokens(*ids: int) -> dict[str, Any]:
     return {"input": {"tokens": {"ids": ids}}}
 

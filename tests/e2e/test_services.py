@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,10 @@ from specd_client.v1 import model_pb2 as pb
 
 from specd import __version__
 from tests.e2e.calls import CONTEXT_LENGTH, PROMPT, answer, stubs
-from tests.support.daemon import Daemon, daemon_process
+from tests.support.daemon import Daemon
 
 SERVICES = ("specd.v1.GenerationService", "specd.v1.ModelService")
 SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
-@pytest.fixture(scope="module")
-def daemon(toy: Path) -> Iterator[Daemon]:
-    with daemon_process(toy) as daemon:
-        yield daemon
 
 
 @pytest.mark.asyncio

@@ -41,16 +41,10 @@ def free_port() -> int:
         return port
 
 
-def test_the_ready_file_tells_address_and_pid_and_goes_with_the_daemon(toy: Path) -> None:
-    with spawned(toy) as daemon:
-        daemon.wait_ready()
-        told = json.loads(daemon.ready_file.read_text())
-        assert told == {"address": daemon.address, "pid": daemon.process.pid}
-        assert not list(daemon.ready_file.parent.glob("*.part"))
-        daemon.terminate()
-        assert daemon.wait_exit() == 0
-        assert not daemon.ready_file.exists()
-        daemon.check_log()
+def test_the_ready_file_tells_address_and_pid(daemon: Daemon) -> None:
+    told = json.loads(daemon.ready_file.read_text())
+    assert told == {"address": daemon.address, "pid": daemon.process.pid}
+    assert not list(daemon.ready_file.parent.glob("*.part"))
 
 
 @pytest.mark.asyncio
@@ -142,10 +136,14 @@ def _check_failing(toy: Path, status: int, *cases: Case) -> None:
             assert word in last
 
 
-def test_a_port_in_use_is_told_and_the_daemon_that_has_it_goes_on(toy: Path) -> None:
-    with daemon_process(toy) as first:
-        sentence = f"cannot listen on {first.address}: the address is in use"
-        _check_failing(toy, START_FAILED, Case((sentence,), listen=first.address))
+@pytest.mark.asyncio
+async def test_a_port_in_use_is_told_and_the_daemon_that_has_it_goes_on(
+    toy: Path, daemon: Daemon
+) -> None:
+    sentence = f"cannot listen on {daemon.address}: the address is in use"
+    _check_failing(toy, START_FAILED, Case((sentence,), listen=daemon.address))
+    async with Client(daemon.address) as client:
+        assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
 
 
 def test_an_address_that_cannot_be_had_is_told(toy: Path) -> None:

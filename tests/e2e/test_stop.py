@@ -44,11 +44,8 @@ async def _rest(stream: Any) -> list[Any]:
     return [event async for event in stream]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.asyncio
-async def test_a_signal_lets_streams_end_and_sends_new_calls_away(
-    toy: Path, number: signal.Signals
-) -> None:
+async def test_sigterm_lets_streams_end_and_sends_new_calls_away(toy: Path) -> None:
     with _ready(toy) as daemon:
         async with Client(daemon.address) as client:
             watch = health_pb2_grpc.HealthStub(client.channel).Watch(
@@ -58,7 +55,7 @@ async def test_a_signal_lets_streams_end_and_sends_new_calls_away(
             streams = [client.stream(prompt, **ENDLESS) for prompt in PROMPTS]
             for stream in streams:
                 await anext(stream)
-            daemon.process.send_signal(number)
+            daemon.terminate()
             assert (await watch.read()).status == STATUS.NOT_SERVING
             with pytest.raises(NotReady) as refused:
                 await client.generate(PROMPT)
@@ -75,14 +72,14 @@ async def test_a_signal_lets_streams_end_and_sends_new_calls_away(
 
 
 @pytest.mark.asyncio
-async def test_waiting_requests_are_served_before_the_end(toy: Path) -> None:
+async def test_sigint_lets_waiting_requests_be_served_too(toy: Path) -> None:
     with _ready(toy, "--max-rows", "1") as daemon:
         async with Client(daemon.address) as client:
             first = client.stream(PROMPT, **ENDLESS)
             await anext(first)
             second = client.stream(PROMPT, max_new_tokens=3, **ENDLESS)
             await wait_for(client, running=1, waiting=1)
-            daemon.terminate()
+            daemon.process.send_signal(signal.SIGINT)
             assert (await _rest(second))[-1].usage.completion_tokens == 3
             first.cancel()
         assert daemon.wait_exit() == 0
@@ -133,9 +130,11 @@ async def test_a_second_signal_ends_at_once_with_unavailable_for_the_rest(long_t
 
 
 @pytest.mark.asyncio
-async def test_watchers_do_not_hold_up_the_end(toy: Path) -> None:
-    with _ready(toy) as daemon:
+async def test_neither_watchers_nor_a_stuck_drafter_hold_up_the_end(toy: Path) -> None:
+    with _ready(toy, "--drafter", spec("stuck"), cwd=Path(__file__).parent) as daemon:
         async with Client(daemon.address) as client:
+            run = await client.generate(PROMPT, max_new_tokens=5, temperature=0, **ENDLESS)
+            assert run.speculation.total.late > 0
             health = health_pb2_grpc.HealthStub(client.channel)
             watch = health.Watch(health_pb2.HealthCheckRequest())
             info = model_pb2_grpc.ModelServiceStub(client.channel).WatchServerInfo(
@@ -147,16 +146,4 @@ async def test_watchers_do_not_hold_up_the_end(toy: Path) -> None:
             assert await asyncio.to_thread(daemon.wait_exit, 10) == 0
             watch.cancel()
             info.cancel()
-        daemon.check_log()
-
-
-@pytest.mark.asyncio
-async def test_a_stuck_drafter_does_not_hold_up_the_end(toy: Path) -> None:
-    name = spec("stuck")
-    with _ready(toy, "--drafter", name, cwd=Path(__file__).parent) as daemon:
-        async with Client(daemon.address) as client:
-            run = await client.generate(PROMPT, max_new_tokens=5, temperature=0, **ENDLESS)
-            assert run.speculation.total.late > 0
-        daemon.terminate()
-        assert daemon.wait_exit(10) == 0
         daemon.check_log()

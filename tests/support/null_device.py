@@ -131,8 +131,8 @@ class NullDevice:
             kept = index < len(old) and old[index] == page and page not in fresh
             need_old = index < pages_for(computed)
             require(kept or (page in fresh and not need_old), f"{who} has page {page} from nowhere")
-        room = len(row.pages) * PAGE_SIZE
-        require(row.first_position + row.count <= room, f"{who} has too few pages")
+        need = pages_for(row.first_position + row.count)
+        require(len(row.pages) == need, f"{who} has {len(row.pages)} pages and needs {need}")
 
     def _write(self, batch: PaddedBatch) -> None:
         for page in batch.fresh_pages:

@@ -159,6 +159,18 @@ async def test_illegal_ids_are_a_fault_of_the_drafter_and_the_sound_part_is_used
 
 
 @pytest.mark.asyncio
+async def test_a_step_whose_draft_was_nothing_but_illegal_is_a_plain_one() -> None:
+    request = make_request(max_new_tokens=4, ignore_eos=True, drafters=("bad",))
+    async with engine_room({"bad": InlineDrafter(constant(-1, 97))}) as room:
+        answer = await room.answer(request)
+    steps = [step for delta in answer.deltas for step in delta.steps]
+    assert {(step.drafter, step.num_draft_tokens) for step in steps} == {(None, 0)}
+    counts = answer.finished.speculation.by_drafter["bad"]
+    assert (counts.verify_steps, counts.draft_tokens) == (0, 0)
+    assert counts.faults >= 1
+
+
+@pytest.mark.asyncio
 async def test_without_drafters_every_delta_is_a_plain_step_of_one_token() -> None:
     watcher = InlineDrafter(nothing)
     request = make_request(max_new_tokens=5, ignore_eos=True)

@@ -128,14 +128,26 @@ def test_nothing_follows_the_end() -> None:
 @pytest.mark.asyncio
 async def test_a_reader_that_waits_is_woken_by_an_event_and_by_the_end() -> None:
     box = Mailbox()
-    reader = asyncio.create_task(read_all(box))
     for event in (STARTED, delta(1), SEQUENCE, Finished(Usage(3, 0, 1), Tally().frozen())):
-        await asyncio.sleep(0)  # the reader takes what there is and waits again
+        reader = asyncio.create_task(box.get())
+        await asyncio.sleep(0)  # it waits
         box.put_nowait(event)
+        assert await asyncio.wait_for(reader, 10) == event
+    reader = asyncio.create_task(box.get())
     await asyncio.sleep(0)
     box.close()
-    answer = await asyncio.wait_for(reader, 10)
-    assert answer.token_ids == [0]
+    with pytest.raises(EndOfEvents):
+        await asyncio.wait_for(reader, 10)
+
+
+@pytest.mark.asyncio
+async def test_iteration_ends_behind_the_last_event() -> None:
+    box = Mailbox()
+    whole: list[Event] = [STARTED, delta(1), SEQUENCE, Finished(Usage(3, 0, 1), Tally().frozen())]
+    for event in whole:
+        box.put_nowait(event)
+    box.close()
+    assert (await asyncio.wait_for(read_all(box), 10)).events == whole
 
 
 @pytest.mark.asyncio

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from specd.engine.events import FinishReason
 from specd.engine.output import Ending, Output
 from specd.engine.params import OutputParams, StopParams
+from specd.text.tokenizer import Tokenizer
 from tests.support.requests import EOS_ID, VOCAB_SIZE, toy_tokenizer
+from tests.support.toy_gguf import byte_characters, tokenizer_metadata, toy_vocabulary
 
 A, B, C, D, SPACE = 97, 98, 99, 100, 32
 SMILE = list("🙂".encode())
@@ -98,6 +100,23 @@ def test_a_stop_token_comes_before_a_stop_string_that_it_completes(include: bool
     outcome = run(output, [SPACE, A, B, C])
     assert outcome.ending == Ending(FinishReason.STOP_TOKEN, B)
     assert outcome.text == (" ab" if include else " a")
+
+
+def test_an_included_stop_token_shows_all_of_its_text_whatever_stop_string_is_in_it() -> None:
+    word = toy_tokenizer().encode(" the", parse_special=False, add_special=False)
+    assert len(word) == 1
+    output = make_output(stop_token_ids=word, stop_strings=("t",), include_stop_string=True)
+    assert run(output, [A, *word]).text == "a the"
+
+
+def test_half_a_character_behind_a_stop_string_is_not_shown() -> None:
+    vocabulary = toy_vocabulary(1500)
+    filler = vocabulary.id_of("<|unused_0|>")
+    vocabulary.tokens[filler] = byte_characters()[B] + byte_characters()[SMILE[0]]
+    tokenizer = Tokenizer.from_gguf(tokenizer_metadata(vocabulary))
+    stop = StopParams(stop_strings=("ab",), include_stop_string=True)
+    outcome = run(Output(tokenizer, stop, OutputParams(), context_left=9), [A, filler])
+    assert outcome.text == "ab"
 
 
 def test_an_included_eos_may_complete_a_stop_string_and_is_still_the_reason() -> None:

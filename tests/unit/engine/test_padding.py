@@ -103,7 +103,7 @@ def test_an_id_beyond_the_allowance_is_nobodys_business() -> None:
 
 
 def test_a_draft_that_nobody_may_use_is_empty_and_no_fault() -> None:
-    assert clean_draft([-1], 0, VOCAB) == CleanDraft()
+    assert clean_draft([-1], 0, VOCAB) == clean_draft(5, 0, VOCAB) == CleanDraft()
 
 
 class Raises:

@@ -165,6 +165,12 @@ def test_the_queue_is_admitted_in_order_and_nobody_overtakes() -> None:
     assert names(plan([decoding("a")], waiting, 5, LIMITS).admitted) == ["big", "small"]
 
 
+def test_a_request_is_admitted_with_room_for_its_first_token() -> None:
+    waiting = [make_request("a", [1] * PAGE_SIZE)]
+    assert plan([decoding("b")], waiting, 1, LIMITS).admitted == ()
+    assert names(plan([decoding("b")], waiting, 2, LIMITS).admitted) == ["a"]
+
+
 def test_no_more_rows_are_admitted_than_there_are() -> None:
     waiting = [make_request(name) for name in "abcdef"]
     made = plan([decoding("z")], waiting, MANY_PAGES, LIMITS)
