@@ -180,6 +180,7 @@ class Engine:
             self.refuse_new("the engine has stopped")
             for request in book.live():
                 book.fail(request, NotServing("the daemon has stopped"))
+            self._idle.set()
 
     async def _guarded_step(self) -> None:
         """One step; whatever it raises ends the requests that were part of it and no other."""

@@ -17,8 +17,8 @@ _LEFT_BEHIND = ("__pycache__", ".egg-info", ".mypy_cache", ".ruff_cache", ".part
 def _tree() -> dict[str, str]:
     text = (ROOT / "README.md").read_text()
     block = text.split("## The files")[1].split("```")[1]
-    lines = [line.split(maxsplit=1) for line in block.strip().splitlines()]
-    return {path: description for path, description in lines}
+    pairs = (line.split(maxsplit=1) for line in block.strip().splitlines())
+    return {path: description for path, description in pairs if description}
 
 
 def _files() -> list[str]:

@@ -139,6 +139,11 @@ def test_a_kv_memory_below_one_page_is_refused_with_the_flag(toy_path: Path) -> 
     assert "--kv-memory" in sentence and "1000" in sentence
 
 
+def test_the_reserved_pages_alone_are_no_pool(toy_path: Path) -> None:
+    enough = (RESERVED_PAGES + 1) * page_bytes()
+    assert "--kv-memory" in refusal(settings_for(toy_path, kv_memory=enough - 1))
+
+
 def page_bytes(layers: int = 1, kv_width: int = 2 * 2 * 32, item: int = 2) -> int:
     return layers * PAGE_SIZE * kv_width * item
 

@@ -64,7 +64,7 @@ def test_sampling_leaves_its_logits_alone() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-12, 9e-7])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     row = logits()
-    row[7] = row.max() + 1e-3
+    row[[7, 9, 150]] = row.max() + 1e-3  # ties too go as greedy decides
     assert set(draws(row, 50, SamplingParams(temperature=temperature, seed=4))) == {7}
 
 

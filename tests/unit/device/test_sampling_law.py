@@ -50,6 +50,7 @@ COMBINATIONS = [
     {"top_p": 0.3},
     {"top_p": 0.8},
     {"min_p": 0.3},
+    {"min_p": 0.3, "temperature": 2.0},
     {"top_k": 5, "top_p": 0.9},
     {"top_k": 5, "min_p": 0.2},
     {"top_p": 0.9, "min_p": 0.2},

@@ -210,6 +210,7 @@ async def test_an_engine_that_stops_ends_every_stream_with_not_serving() -> None
         answers = await asyncio.wait_for(asyncio.gather(*streams), PATIENCE_S)
         with pytest.raises(NotServing):
             room.engine.submit(make_request("late"))
+        await asyncio.wait_for(room.engine.wait_idle(), PATIENCE_S)
     assert [type(answer.error) for answer in answers] == [NotServing, NotServing]
 
 
