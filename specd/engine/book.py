@@ -100,7 +100,9 @@ class Book:
         request.mailbox.close()
 
     def fail(self, request: Request, error: SpecdError) -> None:
-        """End a stream with an error."""
+        """End a stream with an error. Harmless when it has ended."""
+        if self._requests.get(request.request_id) is not request:
+            return
         _log.warning("request %s fails: %s", request.request_id, error)
         self._remove(request, "failed")
         request.mailbox.close(error)

@@ -263,7 +263,8 @@ class Engine:
     def _clean(self, share: Share, draft: Draft | None) -> CleanDraft:
         if draft is None:
             return CleanDraft()
-        cleaned = clean_draft(draft.token_ids, share.allowance, self._model.vocab_size)
+        allowance = min(share.allowance, self._device.layout.max_draft)
+        cleaned = clean_draft(draft.token_ids, allowance, self._model.vocab_size)
         if cleaned.fault is not None and draft.drafter is not None:
             self.drafting.report_fault(draft.drafter)
             share.request.tally.drafted(draft.drafter, 0.0, (), (draft.drafter,))
@@ -287,7 +288,8 @@ class Engine:
             share.request.computed += share.count
             if outcome is None or share.request.end_cause is not None:
                 continue
-            # A row answers for its own pads; the tail of the layout is charged to the last row.
+            # A row answers for its own pads, the last row for the layout's tail as well. A chunk
+            # that does not sample fills the step, so then there is no tail.
             pads = row.span - row.count + (tail if index == len(shares) - 1 else 0)
             maker = None if draft is None else draft.drafter
             self._commit_row(share.request, row, outcome, maker, pads, result.device_time_s)

@@ -62,6 +62,11 @@ class LayoutSpec:
     def rectangular(self) -> bool:
         return bool(self.widths)
 
+    @property
+    def max_draft(self) -> int:
+        """Draft tokens that fit a row beside the one token that it is behind."""
+        return (self.widths or self.packed_buckets)[-1] - 1
+
 
 @dataclass(frozen=True, slots=True)
 class PaddedRow:

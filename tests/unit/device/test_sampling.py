@@ -94,7 +94,7 @@ def test_greedy_takes_the_lowest_of_equal_ids() -> None:
             assert int(row[None].expand(2, -1).argmax(1)[0]) == min(places)
 
 
-@pytest.mark.parametrize("top_k", [0, 200, 201, (1 << 31) - 1])
+@pytest.mark.parametrize("top_k", [-1, 0, 200, 201, (1 << 31) - 1])
 def test_a_top_k_of_nothing_or_everything_changes_no_token(top_k: int) -> None:
     row = logits()
     plain = draws(row, 100, SamplingParams(seed=8))

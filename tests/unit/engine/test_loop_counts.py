@@ -181,3 +181,14 @@ async def test_without_drafters_every_delta_is_a_plain_step_of_one_token() -> No
     assert (total.verify_steps, total.draft_tokens, total.draft_time_s) == (5, 0, 0.0)
     steps = [step for event in answer.events if isinstance(event, Delta) for step in event.steps]
     assert {(step.drafter, step.num_draft_tokens) for step in steps} == {(None, 0)}
+
+
+@pytest.mark.asyncio
+async def test_a_draft_that_is_wider_than_the_widest_rectangle_is_cut_to_it() -> None:
+    request = make_request(max_new_tokens=60, ignore_eos=True, drafters=("o",), max_draft_tokens=30)
+    right, oracle = expected(request), OracleDrafter([whole_text(request)])
+    async with engine_room({"o": oracle}, layout=RECTANGLE) as room:
+        answer = await room.answer(request)
+    assert answer.token_ids == right
+    histogram = answer.finished.speculation.by_drafter["o"].accepted_length_histogram
+    assert len(histogram) == RECTANGLE.widths[-1]
