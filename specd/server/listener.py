@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from specd_client.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 
 from specd.errors import AddressUnavailable
+from specd.server.decoding import GuardDecoding
 from specd.server.front import Front
 from specd.server.generation import GenerationServicer
 from specd.server.model import ModelServicer
@@ -41,7 +42,7 @@ class Listener:
     """One listen address with all services on it."""
 
     def __init__(self, front: Front) -> None:
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[GuardDecoding()], options=_OPTIONS)
         self._health = health.aio.HealthServicer()
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(front), self._server

@@ -23,6 +23,7 @@ from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 
 from specd import errors
+from specd.server.decoding import Undecodable
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +190,8 @@ def with_status(handler: Handler) -> Handler:
     @wraps(handler)
     async def guarded(self: Any, request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, Undecodable):
+                raise errors.InvalidField("request", "is no message of this protocol")
             return await handler(self, request, context)
         except Exception as error:
             await abort_with(context, error)

@@ -56,4 +56,4 @@ def kolmogorov_smirnov(values: Tensor, cdf: Tensor) -> float:
     distance = max(float((steps[1:] - cdf).max()), float((cdf - steps[:-1]).max()))
     scaled = distance * math.sqrt(n)
     terms = ((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
-    return min(1.0, max(0.0, 2 * sum(terms)))
+    return float(min(1.0, max(0.0, 2 * sum(terms))))

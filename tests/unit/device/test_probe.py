@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,8 @@ def test_a_layer_that_depends_on_the_number_of_positions_is_named(
 ) -> None:
     weights = runner.decoder.weights
     first = weights.layers[0]
-    planted = dataclasses.replace(first, **{field: DependentLinear(getattr(first, field), upset)})
+    changed: dict[str, Any] = {field: DependentLinear(getattr(first, field), upset)}
+    planted = dataclasses.replace(first, **changed)
     runner.decoder.weights = dataclasses.replace(weights, layers=(planted, *weights.layers[1:]))
     (finding,) = probe(runner).findings
     assert finding.startswith(name)
@@ -93,7 +95,7 @@ def test_attention_that_depends_on_its_neighbours_is_found(
 ) -> None:
     right = functional.scaled_dot_product_attention
 
-    def dependent(query: Tensor, *rest: Tensor, **options: Tensor) -> Tensor:
+    def dependent(query: Tensor, *rest: Any, **options: Any) -> Tensor:
         result = right(query, *rest, **options)
         return result * (1 + 2**-7) if query.shape[0] > 1 else result
 
@@ -106,7 +108,7 @@ def test_attention_that_depends_on_its_chunk_is_found(
 ) -> None:
     right = functional.scaled_dot_product_attention
 
-    def dependent(query: Tensor, *rest: Tensor, **options: Tensor) -> Tensor:
+    def dependent(query: Tensor, *rest: Any, **options: Any) -> Tensor:
         result = right(query, *rest, **options)
         return result * (1 + 2**-7) if query.shape[2] > 64 else result
 

@@ -37,7 +37,8 @@ class PlainLlama:
 
     def _norm(self, x: Array, name: str) -> Array:
         eps = self._field("attention.layer_norm_rms_epsilon")
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self._weight(name)
+        scaled: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+        return scaled * self._weight(name)
 
     def _rotate(self, x: Array) -> Array:
         """x [positions, heads, dim]: each neighbouring pair is turned by position * frequency."""
@@ -71,7 +72,8 @@ class PlainLlama:
     def _feed_forward(self, x: Array, layer: str) -> Array:
         gate = x @ self._weight(f"{layer}.ffn_gate").T
         up = x @ self._weight(f"{layer}.ffn_up").T
-        return (gate / (1 + np.exp(-gate)) * up) @ self._weight(f"{layer}.ffn_down").T
+        inner: Array = gate / (1 + np.exp(-gate)) * up
+        return inner @ self._weight(f"{layer}.ffn_down").T
 
     def logits(self, ids: Sequence[int]) -> Array:
         """[positions, vocab]."""

@@ -100,7 +100,7 @@ def test_logits_are_fp32_whatever_the_weights(tmp_path: Path) -> None:
     path = tmp_path / "toy.gguf"
     build_toy_model(path, linear_type="Q4_1", embed_type="Q8_0")
     for weights in ("fp32", "bf16", "int4"):
-        feeder = Feeder(load_runner(path, weights))  # type: ignore[arg-type]
+        feeder = Feeder(load_runner(path, weights))
         text = Text([1, 2, 3])
         feeder.run([Part(text, 3)])
         assert {row.dtype for row in text.logits.values()} == {torch.float32}

@@ -25,7 +25,8 @@ def one_thread() -> Iterator[None]:
 
 
 def random_weight(shape: tuple[int, int], seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[1] ** 0.5
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return values.mul(shape[1] ** -0.5)
 
 
 def random_blocks(shape: tuple[int, int]) -> FourBit:
