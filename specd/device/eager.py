@@ -8,6 +8,7 @@ scratch page is never named by a block table.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
 from specd.model.attention import DeviceGroup, DeviceLayout, causal_mask
 from specd.model.decoder import Decoder
 
+_ALIGNMENT = 64  # bytes, as torch's own allocator gives it
 # Totals of flat positions. Steps are charged for their pads, so the buckets are close together.
 PACKED_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96,
                   112, 128, 160, 192, 224, 256, 320, 384, 448, 512)  # fmt: skip
@@ -55,7 +57,7 @@ class EagerRunner:
         config = decoder.config
         self._heads = HeadCounts(config.num_heads, config.num_kv_heads, config.fused_heads)
         shape = decoder.cache_shape(num_pages + RESERVED_PAGES, PAGE_SIZE)
-        self._cache = torch.zeros(shape, dtype=decoder.weights.dtype)
+        self._cache = _untouched_zeros(shape, decoder.weights.dtype)
         size = _largest(layout)
         self._tokens, self._positions, self._kv_slots = (
             torch.zeros(size, dtype=torch.int64) for _ in range(3)
@@ -135,6 +137,17 @@ class EagerRunner:
             for group in plan.groups
         )
         return DeviceLayout(groups, torch.from_numpy(plan.output_index))
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that cost memory only where they are written; torch.zeros writes all of them at once.
+
+    A pool is sized for the worst case, often gigabytes, and most daemons never fill it.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
+    start = -raw.data_ptr() % _ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype).view(shape)
 
 
 def _largest(layout: LayoutSpec) -> int:

@@ -137,7 +137,8 @@ class RowResult:
 
     accepted: draft tokens that the target would have produced itself, from the first on.
     token_ids: those, and the target's own token behind them: accepted + 1 ids.
-    finite: False if a logit of the row was NaN or infinite; then the ids mean nothing.
+    finite: False if a position that counts had a NaN or no finite largest logit; then the ids mean
+    nothing.
     """
 
     accepted: int

@@ -6,6 +6,7 @@ that `decoder.py` can run; everything else was refused with its name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,9 @@ class Family:
 
     interleaved_rope: bool
 
+
+# Rotary tables take 4 bytes per position and head element: 0.5 GB here for heads of 128.
+MAX_CONTEXT_LENGTH = 1 << 20
 
 FAMILIES: Mapping[str, Family] = {"llama": Family(interleaved_rope=True)}
 
@@ -77,11 +81,12 @@ class _Metadata:
 
     def number(self, key: str, default: float) -> float:
         value = self._metadata.get(f"{self._prefix}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+        if not 0 < number < math.inf:
             raise ModelFileError(
                 f"{self._prefix}.{key} should be a positive number and is {value!r}"
             )
-        return float(value)
+        return float(number)
 
     def refuse(self, key: str, because: str) -> None:
         if f"{self._prefix}.{key}" in self._metadata:
@@ -116,6 +121,12 @@ def config_from_gguf(metadata: Mapping[str, object]) -> ModelConfig:
             f"{heads} heads over {kv_heads} KV heads of {head_dim} elements: only whole groups "
             "with rotary positions over the whole head are supported"
         )
+    context_length = fields.integer("context_length")
+    if context_length > MAX_CONTEXT_LENGTH:
+        raise ModelFileError(
+            f"a context of {context_length} positions is not supported; "
+            f"this version serves at most {MAX_CONTEXT_LENGTH}"
+        )
     return ModelConfig(
         name=str(metadata.get("general.name") or architecture),
         architecture=str(architecture),
@@ -127,7 +138,7 @@ def config_from_gguf(metadata: Mapping[str, object]) -> ModelConfig:
         head_dim=head_dim,
         ffn_size=fields.integer("feed_forward_length"),
         vocab_size=_vocab_size(metadata, fields),
-        context_length=fields.integer("context_length"),
+        context_length=context_length,
         rope_base=fields.number("rope.freq_base", 10000.0),
         norm_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-5),
     )

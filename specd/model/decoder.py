@@ -79,12 +79,12 @@ class Decoder:
     ) -> Tensor:
         config = self.config
         fused = layer.qkv(x).view(-1, config.fused_heads, config.head_dim)
-        # The tables hold 1 and 0 for the value heads, so one pass serves all heads.
-        rotated = fused * cos
-        rotated.add_(torch.roll(fused, config.head_dim // 2, -1) * sin)
-        keys_values = rotated[:, config.num_heads :].reshape(-1, config.kv_width)
+        rotary = fused[:, : config.num_heads + config.num_kv_heads]  # all but the value heads
+        turned = torch.roll(rotary, config.head_dim // 2, -1).mul_(sin)
+        rotary.mul_(cos).add_(turned)
+        keys_values = fused[:, config.num_heads :].reshape(-1, config.kv_width)
         cache.view(-1, config.kv_width).index_copy_(0, kv_slots, keys_values)
-        return layer.attn_output(attend(rotated, cache, at))
+        return layer.attn_output(attend(fused, cache, at))
 
     def _feed_forward(self, layer: LayerWeights, x: Tensor) -> Tensor:
         gate_up = layer.gate_up(x)
@@ -102,16 +102,11 @@ def silu(x: Tensor) -> Tensor:
 
 
 def _rotary_tables(config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and signed sin, [context, fused_heads, head_dim], for halves (i, i + dim/2)."""
+    """cos and signed sin, [context, 1, head_dim], for halves (i, i + dim/2)."""
     half = config.head_dim // 2
     exponents = torch.arange(half, dtype=torch.float64) * 2 / config.head_dim
     frequency = 1.0 / config.rope_base**exponents
     angle = torch.arange(config.context_length, dtype=torch.float64)[:, None] * frequency
     cos = torch.cat([angle.cos(), angle.cos()], -1)
     sin = torch.cat([-angle.sin(), angle.sin()], -1)
-    heads = config.num_heads + config.num_kv_heads
-    shape = (config.context_length, config.fused_heads, config.head_dim)
-    full_cos, full_sin = torch.ones(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-    full_cos[:, :heads] = cos[:, None].to(dtype)
-    full_sin[:, :heads] = sin[:, None].to(dtype)
-    return full_cos, full_sin
+    return cos[:, None].to(dtype), sin[:, None].to(dtype)

@@ -8,6 +8,7 @@ error id, its own text only in the log.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
@@ -193,6 +194,10 @@ def with_status(handler: Handler) -> Handler:
             if isinstance(request, Undecodable):
                 raise errors.InvalidField("request", "is no message of this protocol")
             return await handler(self, request, context)
+        except grpc.aio.InternalError as error:
+            # The reader has gone while a write waited. Everywhere else grpc tells of that by a
+            # cancellation, and it takes one as the answer; a status would reach nobody.
+            raise asyncio.CancelledError("the reader has gone") from error
         except Exception as error:
             await abort_with(context, error)
 

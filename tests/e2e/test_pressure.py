@@ -101,6 +101,16 @@ async def test_nan_logits_end_their_own_request_and_no_other(models: Path) -> No
             await quiet(client)
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_a_large_pool_costs_memory_only_as_it_is_used(models: Path) -> None:
+    path = models / "wide.gguf"
+    build_toy_model(path, context_length=16_384)
+    # 256 requests of 16,384 positions: 2 GiB, several times what the daemon takes without them.
+    with daemon_process(path, "--kv-memory", "2G", "--max-rows", "256") as daemon:
+        resident = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]) * 4096
+    assert resident < 3 << 29
+
+
 @pytest.fixture(scope="module")
 def odd_daemon(odd_toy: Path) -> Iterator[Daemon]:
     flags = ("--drafter", "ngram", "--drafter", spec("ten_thousand"), "--max-draft-tokens", "15")

@@ -98,7 +98,7 @@ def test_a_missing_or_absurd_size_is_refused_by_key(key: str, value: object) -> 
 
 
 @pytest.mark.parametrize("key", ["rope.freq_base", "attention.layer_norm_rms_epsilon"])
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "1", True])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), "1", True])
 def test_an_absurd_number_is_refused_by_key(key: str, value: object) -> None:
     assert f"llama.{key}" in refused(**{key.replace(".", "__"): value})
 
@@ -125,3 +125,7 @@ def test_features_that_would_change_the_numbers_are_refused(
 ) -> None:
     sentence = refused(**{key.replace(".", "__"): value})
     assert f"llama.{key}" in sentence and word in sentence
+
+
+def test_a_context_whose_rotary_tables_would_fill_the_memory_is_refused() -> None:
+    assert "a context of 2000000000 positions" in refused(context_length=2_000_000_000)
