@@ -34,7 +34,7 @@ from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import generation_pb2_grpc
 
 from tests.e2e.calls import PROMPT, PROMPTS, answer, detokenized, quiet, wait_for
-from tests.support.daemon import Daemon, daemon_process, environment
+from tests.support.daemon import Daemon, daemon_process, environment, running_daemon
 from tests.support.toy_gguf import build_toy_model
 
 # A whole context of the toy: long enough to be interrupted, short enough to wait for.
@@ -204,7 +204,7 @@ async def test_a_cancelled_unary_call_is_cancelled_in_the_engine_too(
 @pytest.mark.asyncio
 async def test_a_storm_of_cancels_with_a_full_queue_leaves_a_living_daemon(toy: Path) -> None:
     choose = random.Random(1)
-    with daemon_process(toy, "--max-rows", "4", "--max-waiting", "64") as daemon:
+    async with running_daemon(toy, "--max-rows", "4", "--max-waiting", "64") as daemon:
         async with Client(daemon.address) as client:
             plain = await answer(client, max_new_tokens=40, speculation=False, **LONG)
 

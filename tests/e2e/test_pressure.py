@@ -12,7 +12,7 @@ from specd_client import Client, InternalError, WrongState
 
 from tests.e2e.calls import PROMPT, PROMPTS, answer, check_sums, quiet
 from tests.e2e.drafters_under_test import spec
-from tests.support.daemon import Daemon, daemon_process
+from tests.support.daemon import Daemon, daemon_process, running_daemon
 from tests.support.toy_gguf import build_toy_model
 
 # Of the standard toy: 2 layers, 32 positions, K and V of 2 heads with 32 bf16 values.
@@ -83,7 +83,7 @@ async def test_nan_logits_end_their_own_request_and_no_other(models: Path) -> No
     path = models / "poisoned.gguf"
     build_toy_model(path, tied=False, nan_rows=[POISON])
     greedy: dict[str, Any] = {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}
-    with daemon_process(path) as daemon:
+    async with running_daemon(path) as daemon:
         async with Client(daemon.address) as client:
             plain = await answer(client, speculation=False, **greedy)
             assert POISON not in plain.token_ids

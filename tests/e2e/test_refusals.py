@@ -17,7 +17,7 @@ from specd_client.v1 import generation_pb2 as pb
 
 from tests.e2e.calls import CONTEXT_LENGTH, PROMPT, Stubs, answer, stream_request, stubs
 from tests.e2e.calls import wait_for as wait_for_counters
-from tests.support.daemon import Daemon, daemon_process
+from tests.support.daemon import Daemon, daemon_process, running_daemon
 
 VOCABULARY = 512
 INF, NAN = float("inf"), float("nan")
@@ -321,7 +321,7 @@ async def test_a_client_s_retry_policy_gets_through_a_full_queue(narrow_daemon: 
 
 @pytest.mark.asyncio
 async def test_without_a_queue_a_free_row_takes_a_request(toy: Path) -> None:
-    with daemon_process(toy, "--max-rows", "1", "--max-waiting", "0") as daemon:
+    async with running_daemon(toy, "--max-rows", "1", "--max-waiting", "0") as daemon:
         async with Client(daemon.address) as client, stubs(daemon.address) as calls:
             running = client.stream(PROMPT, ignore_eos=True)
             await anext(running)

@@ -14,7 +14,7 @@ from specd_client import Client
 from specd_client.v1 import generation_pb2 as pb
 
 from tests.e2e.calls import answer, quiet, wait_for
-from tests.support.daemon import daemon_process
+from tests.support.daemon import running_daemon
 from tests.support.toy_gguf import build_toy_model
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -71,7 +71,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_leaves_nothing(
         output={"token_ids": True, "speculation_steps": True},
         speculation={"mode": 1},
     )
-    with daemon_process(path) as daemon:
+    async with running_daemon(path) as daemon:
         async with Client(daemon.address) as client:
             with _deaf_stream(daemon.address, request):
                 await wait_for(client, running=1)

@@ -17,7 +17,7 @@ from specd_client import Client
 from tests.e2e.calls import PROMPTS, tokenized
 from tests.e2e.drafters_under_test import RECORDING, spec
 from tests.e2e.soak import Soak, solo_cases
-from tests.support.daemon import daemon_process
+from tests.support.daemon import running_daemon
 
 SECONDS = float(os.environ.get("SPECD_SOAK_SECONDS", "8"))
 KINDS = ("oracle", "greedy", "wrong", "ragged", "raising", "negative", "sleeping_async")
@@ -36,7 +36,7 @@ async def test_survivors_get_their_solo_tokens_and_nothing_is_left(
 ) -> None:
     recording = tmp_path / "recording.json"
     flags = [part for name in DRAFTERS for part in ("--drafter", name)]
-    with daemon_process(
+    async with running_daemon(
         toy,
         *(*flags, "--max-rows", "16"),
         env={RECORDING: str(recording)},

@@ -19,7 +19,7 @@ from specd_client.v1 import generation_pb2_grpc, model_pb2, model_pb2_grpc
 
 from tests.e2e.calls import PROMPT, answer
 from tests.e2e.drafters_under_test import spec
-from tests.support.daemon import Daemon, daemon_process, spawned
+from tests.support.daemon import Daemon, running_daemon, spawned
 
 HERE = Path(__file__).parent
 START_FAILED, WRONG_USAGE = 3, 2
@@ -147,9 +147,8 @@ async def test_a_port_in_use_is_told_and_the_daemon_that_has_it_goes_on(
 
 
 def test_an_address_that_cannot_be_had_is_told(toy: Path) -> None:
-    addresses = ("127.0.0.1:99999", "192.0.2.1:50051")
-    cases = (Case((address, "listen"), listen=address) for address in addresses)
-    _check_failing(toy, START_FAILED, *cases)
+    elsewhere = "192.0.2.1:50051"
+    _check_failing(toy, START_FAILED, Case((elsewhere, "listen"), listen=elsewhere))
 
 
 def test_a_model_that_cannot_be_loaded_is_told(toy: Path, tmp_path: Path) -> None:
@@ -160,7 +159,6 @@ def test_a_model_that_cannot_be_loaded_is_told(toy: Path, tmp_path: Path) -> Non
         toy,
         START_FAILED,
         Case((str(broken), "truncated"), model=broken),
-        Case(("no-such-name", "smollm2-135m"), model="no-such-name"),
         Case(("specd models pull smollm2-135m",), model="smollm2-135m", env=not_pulled),
     )
 
@@ -170,7 +168,6 @@ def test_a_drafter_that_cannot_be_loaded_is_told(toy: Path) -> None:
         toy,
         START_FAILED,
         Case(("'eagle'", "known names are", "ngram"), ("--drafter", "eagle")),
-        Case(("has no 'absent'",), ("--drafter", "drafters_under_test:absent")),
     )
 
 
@@ -224,7 +221,7 @@ async def test_variables_set_what_flags_set_and_flags_win(toy: Path) -> None:
         "SPECD_DRAFTER": f"ngram,{spec('oracle')}",
         "SPECD_LOG_LEVEL": "",
     }
-    with daemon_process(toy, "--max-waiting", "6", env=env, cwd=HERE) as daemon:
+    async with running_daemon(toy, "--max-waiting", "6", env=env, cwd=HERE) as daemon:
         info = await _limits(daemon)
     assert (info.limits.max_rows, info.limits.max_waiting) == (3, 6)
     assert list(info.drafters) == ["ngram", spec("oracle")]
@@ -236,7 +233,7 @@ async def test_a_file_with_a_blank_in_its_name_is_served_and_none_serves_plainly
 ) -> None:
     path = tmp_path / "a model \u00e9.gguf"
     shutil.copy(toy, path)
-    with daemon_process(path, "--drafter", "none") as daemon:
+    async with running_daemon(path, "--drafter", "none") as daemon:
         info = await _limits(daemon)
         assert (info.model, list(info.drafters)) == (str(path), [])
         async with Client(daemon.address) as client:
