@@ -1,10 +1,14 @@
-"""The README's file tree is true: every file has its line, and every line has its file."""
+"""The README is true: every file has its line, every line its file, and the drafter drafts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
+from drafters import registry
+from drafters.contract import SamplingHint
+from specd.engine.drafting import DraftAsk, Drafting
 
 ROOT = Path(__file__).parents[2]
 # Generated code and test files are described by their folder.
@@ -49,3 +53,18 @@ def test_every_line_of_the_readme_has_its_file() -> None:
 @pytest.mark.parametrize("folder", ["tests/unit/", "tests/e2e/", "tests/model/", "tests/support/"])
 def test_every_test_folder_has_a_line(folder: str) -> None:
     assert folder in _tree()
+
+
+@pytest.mark.asyncio
+async def test_the_drafter_of_the_readme_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (ROOT / "README.md").read_text().split("```python")[1].split("```")[0]
+    (tmp_path / "readme_drafter.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    drafting = Drafting({"mine": registry.load("readme_drafter:propose")})
+    drafting.begin("r", (7, 8, 9, 1), SamplingHint(temperature=0, seed=0), ("mine",))
+    ask = DraftAsk("r", [7, 8, 9, 1, 7], budget=2, drafters=("mine",), grant_s=1.0)
+    (draft,) = await drafting.collect([ask], step_time_s=1.0)
+    await drafting.aclose()
+    assert draft.token_ids == [8, 9]
