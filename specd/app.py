@@ -41,7 +41,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def serve(settings: ServeSettings, progress: Progress) -> None:
-    """Run the daemon until a signal ends it.
+    """Run the daemon until a signal ends it. Raises as `_serve`."""
+    # Before the address is bound: whoever can reach the daemon may also stop it.
+    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+        await _serve(settings, progress, signals)
+
+
+async def _serve(
+    settings: ServeSettings, progress: Progress, signals: AsyncIterator[signal.Signals]
+) -> None:
+    """Bind, boot, serve, drain, stop.
 
     Raises:
         StartFailed: it could not start; the message says what to do. Alone or in an exception
@@ -57,7 +66,7 @@ async def serve(settings: ServeSettings, progress: Progress) -> None:
     try:
         async with anyio.create_task_group() as tasks:
             warm, asked_to_stop = anyio.Event(), anyio.Event()
-            tasks.start_soon(_watch_signals, warm, asked_to_stop, tasks.cancel_scope)
+            tasks.start_soon(_watch_signals, signals, warm, asked_to_stop, tasks.cancel_scope)
             booted = await device.boot(_device_settings(settings, path), progress)
             engine = _engine(settings, device, booted, drafting)
             tasks.start_soon(engine.run)
@@ -83,15 +92,17 @@ def load_drafters(specs: tuple[str, ...]) -> Mapping[str, Drafter]:
 
 
 async def _watch_signals(
-    warm: anyio.Event, asked_to_stop: anyio.Event, everything: anyio.CancelScope
+    signals: AsyncIterator[signal.Signals],
+    warm: anyio.Event,
+    asked_to_stop: anyio.Event,
+    everything: anyio.CancelScope,
 ) -> None:
     """The first signal drains, or ends a start-up; the second ends at once."""
-    with anyio.open_signal_receiver(*_SIGNALS) as signals:
-        async for number in signals:
-            if asked_to_stop.is_set() or not warm.is_set():
-                break
-            _log.info("signal %s: draining; a second one ends at once", number.name)
-            asked_to_stop.set()
+    async for number in signals:
+        if asked_to_stop.is_set() or not warm.is_set():
+            break
+        _log.info("signal %s: draining; a second one ends at once", number.name)
+        asked_to_stop.set()
     everything.cancel()
 
 
