@@ -54,8 +54,9 @@ class Rooms:
         text = self.booted.template.render(prompt.messages)
         return tokenizer.encode(text, parse_special=True, add_special=False)
 
-    async def submit(self, call: GenerationCall, arrived_s: float) -> Request:
+    async def submit(self, call: GenerationCall) -> Request:
         """Tokenise a call and queue it. Raises RequestRefused, or OutOfPages for its prompt."""
+        arrived_s = time.perf_counter()
         ids = await self.tokens_of(call.prompt)
         params = call.params
         context_left = self.limits.context_length - len(ids)
@@ -89,8 +90,3 @@ class Front:
         if self._rooms is None:
             raise NotServing("the model is loading")
         return self._rooms
-
-    @staticmethod
-    def now_s() -> float:
-        """The clock of `Request.arrived_s`."""
-        return time.perf_counter()

@@ -54,10 +54,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _admitted(
         self, request: GenerationRequest
     ) -> AsyncIterator[tuple[Request, OutputParams]]:
-        arrived_s = self._front.now_s()
         rooms = self._front.rooms
         call = call_from(request, limits=rooms.limits)
-        live = await rooms.submit(call, arrived_s)
+        live = await rooms.submit(call)
         try:
             yield live, call.params.output
         finally:
