@@ -129,7 +129,7 @@ def _warm_up(runner: EagerRunner, progress: Progress) -> None:
     room = min(runner.num_pages * PAGE_SIZE, runner.decoder.config.context_length)
     for done, bucket in enumerate(buckets):
         count = min(bucket, room)
-        row = PlannedRow("warm-up", 0, (0,) * count, 0, True, 0, SamplingParams(temperature=0))
+        row = PlannedRow("warm-up", 0, (0,) * count, 0, True, SamplingParams(temperature=0))
         pages = range(RESERVED_PAGES, RESERVED_PAGES + pages_for(count))
         runner.step(pad([row], [CleanDraft()], [pages], runner.layout))
         progress("warming up", done + 1, len(buckets))

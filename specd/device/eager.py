@@ -105,7 +105,7 @@ class EagerRunner:
     def _without_draft(self, batch: PaddedBatch, row: PaddedRow) -> RowResult | None:
         known = batch.tokens[row.offset : row.offset + row.count - row.draft_len]
         plain = PlannedRow(
-            row.request_id, row.slot, tuple(known.tolist()), row.first_position, True, 0,
+            row.request_id, row.slot, tuple(known.tolist()), row.first_position, True,
             row.sampling,
         )  # fmt: skip
         alone = pad([plain], [CleanDraft()], [row.pages], self.layout)

@@ -39,7 +39,6 @@ def planned_row(share: Share) -> PlannedRow:
         tokens=tuple(request.tokens[request.computed : end]),
         first_position=request.computed,
         samples=end == request.known,
-        allowance=share.allowance,
         sampling=request.params.sampling,
     )
 

@@ -22,7 +22,6 @@ class PlannedRow:
 
     tokens: the known but uncomputed token ids that run now. first_position: text position of the
     first. samples: whether these reach the last known token, so that the row yields a new one.
-    allowance: how many draft tokens may ride along, 0 if it may not speculate in this step.
     """
 
     request_id: str
@@ -30,7 +29,6 @@ class PlannedRow:
     tokens: tuple[int, ...]
     first_position: int
     samples: bool
-    allowance: int
     sampling: SamplingParams
 
 

@@ -21,7 +21,7 @@ def planned(
     sampling: SamplingParams = GREEDY,
     name: str = "row",
 ) -> PlannedRow:
-    return PlannedRow(name, 0, tuple(tokens), first_position, samples, 16, sampling)
+    return PlannedRow(name, 0, tuple(tokens), first_position, samples, sampling)
 
 
 def batch_of(

@@ -106,7 +106,7 @@ class Feeder:
             text, start = part.text, part.text.computed
             ids = tuple(text.ids[start : start + part.count])
             known = ids if part.chunk else ids[:1]
-            rows.append(PlannedRow(f"{number}", number, known, start, True, 0, GREEDY))
+            rows.append(PlannedRow(f"{number}", number, known, start, True, GREEDY))
             drafts.append(CleanDraft((*ids[len(known) :], *part.wrong)))
             last = start + part.count + len(part.wrong)
             fresh += self.pages.grow(text.pages, last)

@@ -187,7 +187,7 @@ def steps(draw: st.DrawFn) -> Step:
         samples = not chunk or draw(st.booleans())
         draft = () if chunk else tuple(draw(st.lists(tokens, max_size=15)))
         first = draw(st.integers(0, 100))
-        row = PlannedRow(f"r{slot}", slot, known, first, samples, len(draft), SamplingParams())
+        row = PlannedRow(f"r{slot}", slot, known, first, samples, SamplingParams())
         count = pages_for(first + len(known) + len(draft)) + draw(st.integers(0, 1))
         rows.append(row)
         drafts.append(CleanDraft(draft))
@@ -313,7 +313,7 @@ def test_what_a_row_gets_does_not_depend_on_the_values_of_its_tokens(
 ) -> None:
     zeros = Step(
         [PlannedRow(r.request_id, r.slot, (0,) * len(r.tokens), r.first_position, r.samples,
-                    r.allowance, r.sampling) for r in step.rows],
+                    r.sampling) for r in step.rows],
         [CleanDraft((0,) * len(d.token_ids)) for d in step.drafts],
         step.pages,
     )  # fmt: skip
@@ -327,7 +327,7 @@ def test_what_a_row_gets_does_not_depend_on_the_values_of_its_tokens(
 
 
 def one_row(num_draft: int) -> Step:
-    row = PlannedRow("r", 0, (7,), 10, True, num_draft, SamplingParams())
+    row = PlannedRow("r", 0, (7,), 10, True, SamplingParams())
     return Step([row], [CleanDraft((1,) * num_draft)], [[5, 6, 7, 8]])
 
 

@@ -13,8 +13,7 @@ RECTANGLE = LayoutSpec((4, 8), widths=(4,), row_buckets=(2,))
 
 def batch(*draft_sizes: int, layout: LayoutSpec = PACKED) -> PaddedBatch:
     rows = [
-        PlannedRow(f"r{i}", i, (5,), 0, True, size, SamplingParams())
-        for i, size in enumerate(draft_sizes)
+        PlannedRow(f"r{i}", i, (5,), 0, True, SamplingParams()) for i in range(len(draft_sizes))
     ]
     drafts = [CleanDraft((0,) * size) for size in draft_sizes]
     return pad(rows, drafts, [[2 + i] for i in range(len(rows))], layout)
