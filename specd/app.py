@@ -7,13 +7,10 @@ closed, in this order.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -21,17 +18,20 @@ import anyio.to_thread
 
 from drafters import registry
 from drafters.contract import Drafter
+from specd.addresses import Address, parse
 from specd.config import ServeSettings
 from specd.device.boot import Booted, DeviceSettings, Progress
 from specd.device.thread import DeviceThread
 from specd.engine.drafting import Drafting
 from specd.engine.loop import Engine, ModelFacts
 from specd.engine.scheduler import Limits as StepLimits
-from specd.errors import DrafterNotLoadable, StartFailed
+from specd.errors import DrafterNotLoadable
 from specd.model.catalog import resolve
+from specd.server.admission import Admission
 from specd.server.convert import Limits
 from specd.server.front import Front, Rooms
-from specd.server.listener import Listener
+from specd.server.listener import Connections
+from specd.server.listeners import Listeners
 
 _log = logging.getLogger("specd.app")
 
@@ -53,14 +53,15 @@ async def _serve(
     """Bind, boot, serve, drain, stop.
 
     Raises:
-        StartFailed: it could not start; the message says what to do. Alone or in an exception
-            group: the boot runs inside a task group.
+        StartFailed: it could not start; the message says what to do.
+        DeviceLost: it served and cannot any more.
+        Either alone or in an exception group: most of it runs inside a task group.
     """
     drafters = load_drafters(settings.drafter)
     path = resolve(settings.model)
     front = Front()
-    listener = Listener(front)
-    address = await listener.start(settings.listen)
+    listeners = _listeners(settings, front)
+    await listeners.start(*_addresses(settings))
     device = DeviceThread()
     drafting = Drafting(drafters, max_deadline_s=settings.draft_deadline_ms / 1000)
     try:
@@ -70,17 +71,27 @@ async def _serve(
             booted = await device.boot(_device_settings(settings, path), progress)
             engine = _engine(settings, device, booted, drafting)
             tasks.start_soon(engine.run)
-            front.open(_rooms(settings, engine, booted))
+            admission = Admission(engine, listeners.tell)
+            front.open(_rooms(settings, engine, admission, booted))
             warm.set()
-            async with _admitting(settings, listener, address):
-                await asked_to_stop.wait()
-            await _drain(engine, settings.drain_seconds)
+            await _admit(settings, admission, asked_to_stop)
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await listener.stop(_STOP_GRACE_S)
+            await listeners.stop(_STOP_GRACE_S)
             await drafting.aclose()
             await anyio.to_thread.run_sync(device.close, _STOP_GRACE_S)
+
+
+async def _admit(settings: ServeSettings, admission: Admission, asked_to_stop: anyio.Event) -> None:
+    """Admit calls until a signal comes, then drain; whatever ends it, nothing is admitted then."""
+    try:
+        await admission.open()
+        await asked_to_stop.wait()
+        with anyio.move_on_after(settings.drain_seconds + _STOP_GRACE_S):
+            await admission.drain(settings.drain_seconds)
+    finally:
+        await admission.close("the daemon is stopping")
 
 
 def load_drafters(specs: tuple[str, ...]) -> Mapping[str, Drafter]:
@@ -104,6 +115,21 @@ async def _watch_signals(
         _log.info("signal %s: draining; a second one ends at once", number.name)
         asked_to_stop.set()
     everything.cancel()
+
+
+def _addresses(settings: ServeSettings) -> tuple[list[Address], Address | str]:
+    admin = settings.admin_listen
+    listen = [parse(text) for text in settings.listen]
+    return listen, admin if admin in {"auto", "none"} else parse(admin)
+
+
+def _listeners(settings: ServeSettings, front: Front) -> Listeners:
+    return Listeners(
+        front,
+        Connections(keepalive_s=settings.keepalive_seconds, reflection=settings.reflection),
+        model=settings.model,
+        ready_file=Path(settings.ready_file) if settings.ready_file else None,
+    )
 
 
 def _device_settings(settings: ServeSettings, path: Path) -> DeviceSettings:
@@ -131,7 +157,7 @@ def _engine(
     )
 
 
-def _rooms(settings: ServeSettings, engine: Engine, booted: Booted) -> Rooms:
+def _rooms(settings: ServeSettings, engine: Engine, admission: Admission, booted: Booted) -> Rooms:
     limits = Limits(
         vocab_size=booted.config.vocab_size,
         context_length=booted.config.context_length,
@@ -143,48 +169,10 @@ def _rooms(settings: ServeSettings, engine: Engine, booted: Booted) -> Rooms:
     )
     return Rooms(
         engine=engine,
+        admission=admission,
         booted=booted,
         limits=limits,
         weights=settings.weights,
         max_rows=settings.max_rows,
         max_waiting=settings.max_waiting,
     )
-
-
-@asynccontextmanager
-async def _admitting(
-    settings: ServeSettings, listener: Listener, address: str
-) -> AsyncIterator[None]:
-    """Health says SERVING and the ready file exists, for as long as the block runs."""
-    await listener.set_serving(True)
-    ready = Path(settings.ready_file) if settings.ready_file else None
-    try:
-        if ready is not None:
-            _write_ready_file(ready, address)
-        _log.info("serving %s on %s", settings.model, address)
-        yield
-    finally:
-        await listener.set_serving(False)
-        if ready is not None:
-            ready.unlink(missing_ok=True)
-
-
-def _write_ready_file(path: Path, address: str) -> None:
-    """Write whole or not at all: whoever waits for the file may read it at once."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(json.dumps({"address": address, "pid": os.getpid()}) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise StartFailed(f"cannot write the ready file {path}: {error.strerror}") from error
-
-
-async def _drain(engine: Engine, patience_s: float) -> None:
-    """Refuse new calls, let streams end for `patience_s`, then end them with ABORTED."""
-    engine.refuse_new("draining")
-    with anyio.move_on_after(patience_s):
-        await engine.wait_idle()
-        return
-    engine.abort_all()
-    with anyio.move_on_after(_STOP_GRACE_S):
-        await engine.wait_idle()

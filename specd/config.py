@@ -1,23 +1,36 @@
-"""The settings of the daemon: one declaration gives flags, environment variables and validation.
+"""The settings of the daemon: one declaration gives flags, environment variables, a TOML file and
+validation.
 
-Frozen; nobody writes into it. Unknown flags and unknown `SPECD_*` variables are errors.
+A flag wins over a variable, a variable over the file, the file over the default. Frozen; nobody
+writes into it. Unknown flags, keys and `SPECD_*` variables are errors.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
+from specd.addresses import parse
+from specd.errors import AddressUnavailable
 from specd.model.catalog import DEFAULT_MODEL
 from specd.model.formats import Invariance, WeightFormat
 
 ENV_PREFIX = "SPECD_"
+CONFIG_VARIABLE = "SPECD_CONFIG"
 # Variables that other parts of specd read.
-_OTHER_VARIABLES = {"SPECD_CACHE"}
+_OTHER_VARIABLES = {"SPECD_CACHE", "SPECD_ADDRESS", CONFIG_VARIABLE}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -35,7 +48,13 @@ class ServeSettings(BaseSettings):
     )
 
     model: str = Field(DEFAULT_MODEL, description="a catalog name or the path of a GGUF file")
-    listen: str = Field("127.0.0.1:50051", description="HOST:PORT; port 0 lets the system choose")
+    listen: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("127.0.0.1:50051",),
+        description="HOST:PORT (port 0: any free one) or unix:PATH; repeatable",
+    )
+    admin_listen: str = Field(
+        "auto", description="HOST:PORT, unix:PATH, none, or auto: a socket of this user's"
+    )
     drafter: Annotated[tuple[str, ...], NoDecode] = Field(
         ("ngram",), description="ngram, none or module:object; repeat for a chain"
     )
@@ -58,19 +77,32 @@ class ServeSettings(BaseSettings):
     )
     threads: int = Field(0, ge=0, le=512, description="of torch; 0 is its own default")
     drain_seconds: float = Field(30.0, ge=0, description="how long streams may go on at the end")
+    keepalive_seconds: float = Field(
+        60.0, ge=1, le=86_400, description="after so long a silent peer is asked if it lives"
+    )
+    reflection: bool = Field(True, description="true or false: the services describe themselves")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="to stderr")
 
     @field_validator("drafter", mode="before")
     @classmethod
-    def _split_names(cls, value: Any) -> Any:
-        """The environment gives one comma-separated text."""
-        parts = value.split(",") if isinstance(value, str) else value
-        names = [part.strip() for part in parts]
+    def _drafters(cls, value: Any) -> Any:
+        names = _split(value)
         if "none" in names and len(names) > 1:
             raise ValueError("none does not go together with other drafters")
-        if len(set(names)) != len(names) or "" in names:
-            raise ValueError("drafters have to be distinct and not empty")
         return tuple(name for name in names if name != "none")
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def _addresses(cls, value: Any) -> Any:
+        addresses = tuple(_checked_address(name) for name in _split(value))
+        if not addresses:
+            raise ValueError("takes at least one address")
+        return addresses
+
+    @field_validator("admin_listen")
+    @classmethod
+    def _admin_address(cls, value: str) -> str:
+        return value if value in {"auto", "none"} else _checked_address(value)
 
     @field_validator("kv_memory", mode="before")
     @classmethod
@@ -83,6 +115,50 @@ class ServeSettings(BaseSettings):
         if self.max_rows > self.max_step_tokens:
             raise ValueError("max_step_tokens has to be at least max_rows")
         return self
+
+
+def load(flags: Mapping[str, Any], config: Path | None) -> ServeSettings:
+    """Settings from flags, the environment and a TOML file, in this order.
+
+    Raises:
+        pydantic.ValidationError: a value or a key is wrong.
+        OSError, tomllib.TOMLDecodeError: the file cannot be read, or is no TOML.
+    """
+    if config is None:
+        return ServeSettings(**flags)
+    config.open("rb").close()  # pydantic-settings passes over a file that is not there
+
+    class WithFile(ServeSettings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config)
+
+    return WithFile(**flags)
+
+
+def _split(value: Any) -> list[str]:
+    """A variable holds one comma-separated text. Raises ValueError."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("takes a text or a list of texts")
+    names = [part.strip() for part in parts]
+    if len(set(names)) != len(names) or "" in names:
+        raise ValueError("takes texts that are distinct and not empty")
+    return names
+
+
+def _checked_address(text: str) -> str:
+    try:
+        return str(parse(text))
+    except AddressUnavailable as error:
+        raise ValueError(str(error)) from error
 
 
 def unknown_variables(environment: dict[str, str]) -> list[str]:

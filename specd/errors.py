@@ -10,11 +10,14 @@ Knows nothing of gRPC: `server/status.py` is the only place that maps these to w
     |   |-- UnknownName             no such model or drafter
     |   |-- DuplicateRequest        the id belongs to a live request
     |   |-- QueueFull               the waiting queue is at its limit
+    |   |-- DeadlineTooShort        the caller's deadline ends before the first token can be there
+    |   |-- WrongState              an admin call that this daemon's settings forbid
     |   `-- NotServing              warming up or draining
     |-- RequestFailed           after admission; the stream ends with a status
     |   |-- OutOfPages              alone in the daemon and still too long for the KV pool
     |   |-- NonFiniteLogits         the model produced NaN or infinity for this row
     |   `-- StepFailed              the step that held this request raised
+    |-- DeviceLost              the device computes nothing any more; the daemon ends
     `-- StartFailed             the daemon or a command cannot start
         |-- ModelFileError          missing, corrupt, truncated or unsupported model file
         |-- PullFailed              a download or its checksum failed
@@ -93,6 +96,22 @@ class QueueFull(RequestRefused):
         self.retry_after_s = retry_after_s
 
 
+class DeadlineTooShort(RequestRefused):
+    """A deadline that ends before even an idle daemon could have the first token."""
+
+    def __init__(self, time_left_s: float, needed_s: float) -> None:
+        super().__init__(
+            f"the call has {max(time_left_s, 0):.3f} s left and the prompt alone takes "
+            f"{needed_s:.3f} s"
+        )
+        self.time_left_s = time_left_s
+        self.needed_s = needed_s
+
+
+class WrongState(RequestRefused):
+    """An admin call that cannot be done in this daemon's state."""
+
+
 class NotServing(RequestRefused):
     """The daemon is warming up, draining, or has lost its device."""
 
@@ -127,6 +146,13 @@ class StepFailed(RequestFailed):
 
     def __init__(self) -> None:
         super().__init__("the step that computed this request failed; see the daemon's log")
+
+
+class DeviceLost(SpecdError):
+    """The device computes nothing any more. A restart may help, waiting does not."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the device is lost: {reason}")
 
 
 class StartFailed(SpecdError):

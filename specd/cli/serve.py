@@ -12,11 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from specd.app import serve
 from specd.config import ServeSettings
-from specd.errors import StartFailed
+from specd.errors import DeviceLost, SpecdError, StartFailed
 from specd.threads import left_behind
 
 _log = logging.getLogger("specd.app")
 
+FAILED = 1
 # A supervisor that sees it knows that another try will not help.
 START_FAILED = 3
 _PATIENCE_S = 0.1
@@ -31,18 +32,22 @@ def run(settings: ServeSettings) -> int:
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
+    _log.info("settings: %s", settings.model_dump_json())
     problems: list[str] = []
+    lost: list[str] = []
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
             anyio.run(serve, settings, _Stages(bars))
     except* StartFailed as group:
         problems.extend(_sentences(group))
-    for problem in problems:
+    except* DeviceLost as group:
+        lost.extend(_sentences(group))
+    for problem in (*problems, *lost):
         print(f"specd: {problem}", file=sys.stderr)
-    return _ended(START_FAILED if problems else 0)
+    return _ended(START_FAILED if problems else FAILED if lost else 0)
 
 
-def _sentences(group: BaseExceptionGroup[StartFailed]) -> list[str]:
+def _sentences(group: BaseExceptionGroup[SpecdError]) -> list[str]:
     found: list[str] = []
     for error in group.exceptions:
         found.extend(_sentences(error) if isinstance(error, BaseExceptionGroup) else [str(error)])

@@ -20,9 +20,9 @@ from specd.device.probe import ProbeReport, probe
 from specd.engine.padding import pad
 from specd.engine.params import SamplingParams
 from specd.engine.step_types import CleanDraft, LayoutSpec, PlannedRow
-from specd.errors import ModelFileError, StartFailed
+from specd.errors import StartFailed
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, pages_for
-from specd.model.arch import ModelConfig, config_from_gguf
+from specd.model.arch import ModelConfig, check_tokenizer, config_from_gguf
 from specd.model.decoder import Decoder
 from specd.model.formats import Invariance, WeightFormat
 from specd.model.gguf_file import GGUFFile
@@ -79,10 +79,7 @@ def boot(settings: DeviceSettings, progress: Progress = lambda stage, done, tota
     file = GGUFFile.open(settings.model_path)
     config = config_from_gguf(file.metadata)
     tokenizer = Tokenizer.from_gguf(file.metadata)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ModelFileError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {config.vocab_size}"
-        )
+    check_tokenizer(config, tokenizer.vocab_size)
     strict = settings.invariance == "strict"
     weights = load_weights(
         file,

@@ -70,6 +70,10 @@ class EagerRunner:
         self._clear_rejected(batch, rows)
         return StepResult(self._judge_alone(batch, rows), time.perf_counter() - start)
 
+    def check(self) -> None:
+        """Copy one number through a static buffer: what a lost device cannot."""
+        self._tokens[:1].copy_(torch.zeros(1, dtype=torch.int64))
+
     def logits(self, batch: PaddedBatch) -> Tensor:
         """Run one batch; fp32 [len(batch.sample_index), vocab]."""
         if batch.fresh_pages:

@@ -39,6 +39,11 @@ class DeviceThread:
         assert self._booted is not None
         return await self._thread.call(partial(self._booted.runner.step, batch))
 
+    async def check(self) -> None:
+        """Let the device compute something that depends on nothing. Raises what torch raises."""
+        assert self._booted is not None
+        await self._thread.call(self._booted.runner.check)
+
     def close(self, timeout_s: float) -> bool:
         """Let the running step finish; True if it did in time."""
         return self._thread.close(timeout_s)

@@ -19,6 +19,7 @@ from typing import Protocol
 from specd.engine.book import Book
 from specd.engine.drafting import Draft, Drafting
 from specd.engine.events import Started
+from specd.engine.pace import Pace
 from specd.engine.padding import clean_draft, pad
 from specd.engine.request import EndCause, Request
 from specd.engine.rows import ask, delta, planned_row, push
@@ -32,12 +33,9 @@ from specd.engine.step_types import (
     StepResult,
 )
 from specd.engine.waste import WasteCounter
-from specd.errors import NonFiniteLogits, NotServing, OutOfPages, StepFailed
+from specd.errors import DeviceLost, NonFiniteLogits, NotServing, OutOfPages, StepFailed
 
 _log = logging.getLogger("specd.engine")
-
-# Weight of the newest step in the learned step time, from which drafters get their deadline.
-_STEP_TIME_WEIGHT = 0.1
 
 
 class Device(Protocol):
@@ -47,6 +45,8 @@ class Device(Protocol):
     def layout(self) -> LayoutSpec: ...
 
     async def step(self, batch: PaddedBatch) -> StepResult: ...
+
+    async def check(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Engine:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._steps = 0
-        self._step_time_s = 0.0
+        self._end_reason = "the daemon has stopped"
+        self.pace = Pace()
 
     # --- the border: called by the server's handlers, never waits ---
 
@@ -137,8 +138,12 @@ class Engine:
         self._wake.set()
 
     def refuse_new(self, reason: str) -> None:
-        """Refuse every later `submit` with NotServing; live requests go on."""
-        self._book.refusing = reason
+        """Refuse every later `submit` with NotServing; live requests go on. The first reason stays."""
+        self._book.refusing = self._book.refusing or reason
+
+    def live(self) -> list[Request]:
+        """All requests that have not ended."""
+        return self._book.live()
 
     async def wait_idle(self) -> None:
         """Wait until no request is live."""
@@ -164,7 +169,11 @@ class Engine:
     # --- the loop ---
 
     async def run(self) -> None:
-        """Step for as long as there is work, wait otherwise; ends when cancelled."""
+        """Step for as long as there is work, wait otherwise; ends when cancelled.
+
+        Raises:
+            DeviceLost: a step failed, and the device cannot do anything else either.
+        """
         book = self._book
         try:
             while True:
@@ -177,9 +186,9 @@ class Engine:
                     self._wake.clear()
                     await self._wake.wait()
         finally:
-            self.refuse_new("the engine has stopped")
+            self.refuse_new(self._end_reason)
             for request in book.live():
-                book.fail(request, NotServing("the daemon has stopped"))
+                book.fail(request, NotServing(self._end_reason))
             self._idle.set()
 
     async def _guarded_step(self) -> None:
@@ -192,6 +201,14 @@ class Engine:
             _log.exception("a step failed; its %d requests end", len(part))
             for request in part:
                 self._book.fail(request, StepFailed())
+            await self._check_device()
+
+    async def _check_device(self) -> None:
+        try:
+            await self._device.check()
+        except Exception as error:
+            self._end_reason = "the device is lost"
+            raise DeviceLost(str(error)) from error
 
     async def _step(self, part: list[Request]) -> None:
         planned = self._plan()
@@ -238,7 +255,7 @@ class Engine:
         if not asking:
             return drafts
         asks = [ask(shares[index]) for index in asking]
-        collected = await self.drafting.collect(asks, step_time_s=self._step_time_s)
+        collected = await self.drafting.collect(asks, step_time_s=self.pace.step_time_s)
         for index, draft in zip(asking, collected, strict=True):
             drafts[index] = draft
             shares[index].request.tally.drafted(
@@ -281,7 +298,7 @@ class Engine:
     ) -> None:
         self._steps += 1
         self.waste.count(batch)
-        self._learn_step_time(result.device_time_s)
+        self.pace.learn(batch.num_positions, result.device_time_s)
         tail = batch.num_positions - sum(row.span for row in batch.rows)
         for index, share in enumerate(shares):
             row, outcome, draft = batch.rows[index], result.rows[index], drafts[index]
@@ -321,7 +338,3 @@ class Engine:
             self._book.finish(request, ending)
         else:
             self._book.pages.rewind(request.pages, request.known)
-
-    def _learn_step_time(self, seconds: float) -> None:
-        known = self._step_time_s or seconds
-        self._step_time_s = known + _STEP_TIME_WEIGHT * (seconds - known)

@@ -2,21 +2,19 @@
 
 Knows the wire messages and the limits of this daemon; knows nothing of live requests or tensors.
 
-Invariant: whatever a caller sets is in the result or refused by name, fields of newer protocol
-revisions included. Nothing is ignored.
+Invariant: whatever a caller sets is in the result or refused by name. Fields that this revision of
+the protocol lacks were refused before, in `decoding.py`.
 """
 
 from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 from specd_client.v1 import generation_pb2, model_pb2, types_pb2
 
 from specd.engine.params import (
@@ -26,7 +24,14 @@ from specd.engine.params import (
     SpeculationParams,
     StopParams,
 )
-from specd.errors import ContextLengthExceeded, InvalidField, UnknownName, UnsupportedField
+from specd.errors import ContextLengthExceeded, InvalidField, UnknownName
+from specd.server.fields import (
+    check_enum,
+    refuse_if,
+    seconds_from,
+    token_ids_from,
+    value_or,
+)
 from specd.text.prompt import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokensPrompt
 
 MAX_REQUEST_ID_CHARS = 256
@@ -34,6 +39,7 @@ MAX_TOP_K = 2**31 - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MIN_DRAFT_BUDGET_S = 1e-9
 MAX_DRAFT_BUDGET_S = 1.0
 ROLES = ("system", "user", "assistant", "tool")
 # Values that say "off" are honoured although the feature does not exist.
@@ -47,8 +53,6 @@ NamesModel = (
     | model_pb2.GetModelRequest
 )
 HasInput = GenerationRequest | model_pb2.TokenizeRequest
-
-T = TypeVar("T", bool, int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,9 @@ def call_from(request: GenerationRequest, *, limits: Limits) -> GenerationCall:
 def params_from(request: GenerationRequest, *, limits: Limits) -> GenerationParams:
     """Returns the parameters with defaults filled in; draws the seed. Raises RequestRefused."""
     model_from(request, limits=limits)
-    _refuse_if("structure", request.HasField("structure"))
-    _refuse_if("priority", request.priority != 0)
-    _refuse_if("tenant", request.tenant != "")
+    refuse_if("structure", request.HasField("structure"))
+    refuse_if("priority", request.priority != 0)
+    refuse_if("tenant", request.tenant != "")
     return GenerationParams(
         sampling=_sampling(request.sampling, limits),
         stop=_stop(request.stop, limits),
@@ -105,7 +109,6 @@ def params_from(request: GenerationRequest, *, limits: Limits) -> GenerationPara
 
 def prompt_from(request: HasInput, *, limits: Limits) -> Prompt:
     """Returns the prompt. Raises InvalidField, ContextLengthExceeded or UnsupportedField."""
-    refuse_unknown_fields(request)
     match request.input.WhichOneof("prompt"):
         case "text":
             return _text_prompt(request.input)
@@ -129,19 +132,13 @@ def request_id_from(request: GenerationRequest) -> str:
 
 def aborted_id_from(request: generation_pb2.AbortGenerationRequest) -> str:
     """Returns the id to abort. Raises InvalidField where it is empty."""
-    refuse_unknown_fields(request)
     if not request.request_id:
         raise InvalidField("request_id", "name the request to abort")
     return request.request_id
 
 
 def model_from(request: NamesModel, *, limits: Limits) -> str:
-    """Returns the model's name, the default one where none is given. Raises UnknownName.
-
-    Every request that names a model comes through here, so this is where UnsupportedField is
-    raised for fields of newer protocols.
-    """
-    refuse_unknown_fields(request)
+    """Returns the model's name, the default one where none is given. Raises UnknownName."""
     if not request.model:
         return limits.models[0]
     if request.model not in limits.models:
@@ -158,7 +155,7 @@ def _text_prompt(message: types_pb2.Input) -> TextPrompt:
 def _tokens_prompt(message: types_pb2.Input, limits: Limits) -> TokensPrompt:
     if message.add_special_tokens:
         raise InvalidField("input.add_special_tokens", "tokens are taken as they are")
-    ids = token_ids_from("input.tokens.ids", message.tokens.ids, limits)
+    ids = token_ids_from("input.tokens.ids", message.tokens.ids, limits.vocab_size)
     if not ids:
         raise InvalidField("input.tokens.ids", "is empty")
     if len(ids) >= limits.context_length:
@@ -172,8 +169,8 @@ def _chat_prompt(message: types_pb2.Input) -> ChatPrompt:
             "input.add_special_tokens", "a chat template writes its own special tokens"
         )
     chat = message.chat
-    _refuse_if("input.chat.tools", bool(chat.tools))
-    _refuse_if("input.chat.template_arguments", bool(chat.template_arguments.fields))
+    refuse_if("input.chat.tools", bool(chat.tools))
+    refuse_if("input.chat.template_arguments", bool(chat.template_arguments.fields))
     if not chat.messages:
         raise InvalidField("input.chat.messages", "is empty")
     for index, item in enumerate(chat.messages):
@@ -186,8 +183,8 @@ def _chat_prompt(message: types_pb2.Input) -> ChatPrompt:
 
 def _sampling(message: types_pb2.SamplingParams, limits: Limits) -> SamplingParams:
     for name, off in OFF.items():
-        _refuse_if(f"sampling.{name}", value_or(message, name, off) != off)
-    _refuse_if("sampling.logit_bias", bool(message.logit_bias))
+        refuse_if(f"sampling.{name}", value_or(message, name, off) != off)
+    refuse_if("sampling.logit_bias", bool(message.logit_bias))
     _check_num_sequences(value_or(message, "num_sequences", 1))
     temperature = value_or(message, "temperature", 1.0)
     if not (math.isfinite(temperature) and temperature >= 0):
@@ -205,7 +202,7 @@ def _sampling(message: types_pb2.SamplingParams, limits: Limits) -> SamplingPara
 def _check_num_sequences(num_sequences: int) -> None:
     if num_sequences == 0:
         raise InvalidField("sampling.num_sequences", "must be at least 1")
-    _refuse_if("sampling.num_sequences", num_sequences > 1)
+    refuse_if("sampling.num_sequences", num_sequences > 1)
 
 
 def _top_k(message: types_pb2.SamplingParams, limits: Limits) -> int:
@@ -215,13 +212,13 @@ def _top_k(message: types_pb2.SamplingParams, limits: Limits) -> int:
 
 
 def _stop(message: types_pb2.StopParams, limits: Limits) -> StopParams:
-    _refuse_if("stop.min_new_tokens", message.min_new_tokens != 0)
+    refuse_if("stop.min_new_tokens", message.min_new_tokens != 0)
     max_new_tokens = message.max_new_tokens if message.HasField("max_new_tokens") else None
     if max_new_tokens == 0:
         raise InvalidField("stop.max_new_tokens", "must be at least 1")
     if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidField("stop.stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS}")
-    ids = token_ids_from("stop.stop_token_ids", message.stop_token_ids, limits)
+    ids = token_ids_from("stop.stop_token_ids", message.stop_token_ids, limits.vocab_size)
     return StopParams(
         max_new_tokens=max_new_tokens,
         stop_strings=_stop_strings(message.stop_strings),
@@ -245,9 +242,9 @@ def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
 
 def _output(message: types_pb2.OutputParams) -> OutputParams:
     for name in ("top_logprobs", "prompt_logprobs"):
-        _refuse_if(f"output.{name}", cast(Message, message).HasField(name))
-    _check_enum("output.logprob_basis", message.logprob_basis, types_pb2.LogprobBasis.values())
-    _refuse_if("output.logprob_basis", message.logprob_basis != 0)
+        refuse_if(f"output.{name}", cast(Message, message).HasField(name))
+    check_enum("output.logprob_basis", message.logprob_basis, types_pb2.LogprobBasis.values())
+    refuse_if("output.logprob_basis", message.logprob_basis != 0)
     return OutputParams(
         text=value_or(message, "text", True),
         token_ids=message.token_ids,
@@ -257,13 +254,13 @@ def _output(message: types_pb2.OutputParams) -> OutputParams:
 
 
 def _speculation(message: types_pb2.SpeculationParams, limits: Limits) -> SpeculationParams:
-    _check_enum("speculation.mode", message.mode, types_pb2.SpeculationMode.values())
-    _refuse_if("speculation.prediction", message.HasField("prediction"))
+    check_enum("speculation.mode", message.mode, types_pb2.SpeculationMode.values())
+    refuse_if("speculation.prediction", message.HasField("prediction"))
     if message.mode == types_pb2.SPECULATION_MODE_DISABLED:
         return _plain(message)
     max_draft_tokens = _max_draft_tokens(message, limits)
     drafters = _drafters(message.drafters, limits)
-    budget_s = _draft_budget_s(message.draft_budget) if message.HasField("draft_budget") else None
+    budget_s = _draft_budget_s(message)
     return SpeculationParams(drafters if max_draft_tokens else (), max_draft_tokens, budget_s)
 
 
@@ -290,54 +287,12 @@ def _drafters(names: Sequence[str], limits: Limits) -> tuple[str, ...]:
     return tuple(names) or limits.default_drafters
 
 
-def _draft_budget_s(duration: Duration) -> float:
-    """Raises InvalidField for a Duration that is malformed or out of range."""
-    well_formed = 0 <= duration.nanos < 10**9
-    budget_s = duration.seconds + duration.nanos / 1e9
-    if not (well_formed and 0 < budget_s <= MAX_DRAFT_BUDGET_S):
-        raise InvalidField(
-            "speculation.draft_budget", f"must be above 0 and at most {MAX_DRAFT_BUDGET_S:g} s"
-        )
-    return budget_s
-
-
-def token_ids_from(field: str, ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
-    """Raises InvalidField for the first id that is outside the vocabulary."""
-    if max(ids, default=0) >= limits.vocab_size:
-        index = next(i for i, token_id in enumerate(ids) if token_id >= limits.vocab_size)
-        raise InvalidField(
-            f"{field}[{index}]", f"{ids[index]} is outside the vocabulary of {limits.vocab_size}"
-        )
-    return tuple(ids)
-
-
-def value_or(message: Message, field: str, default: T) -> T:
-    """Returns a field with presence, or `default` where it is unset."""
-    return cast(T, getattr(message, field)) if message.HasField(field) else default
-
-
-def _check_enum(field: str, value: int, known: Iterable[int]) -> None:
-    """Raises InvalidField for a number that this revision of the enum does not have."""
-    if value not in known:
-        raise InvalidField(field, f"{value} is no value of this enum")
-
-
-def _refuse_if(field: str, is_set: bool) -> None:
-    """Raises UnsupportedField for a field that is set and whose feature does not exist yet."""
-    if is_set:
-        raise UnsupportedField(field)
-
-
-def refuse_unknown_fields(message: Message, path: str = "") -> None:
-    """Raises UnsupportedField for a field number that this revision of the protocol lacks.
-
-    Protobuf drops such fields without a word; their sender meant something by them.
-    """
-    unknown = UnknownFieldSet(message)
-    if len(unknown):
-        raise UnsupportedField(f"{path}#{unknown[0].field_number}")
-    for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
-        for part in value if field.is_repeated else [value]:
-            refuse_unknown_fields(part, f"{path}{field.name}.")
+def _draft_budget_s(message: types_pb2.SpeculationParams) -> float | None:
+    if not message.HasField("draft_budget"):
+        return None
+    return seconds_from(
+        "speculation.draft_budget",
+        message.draft_budget,
+        low=MIN_DRAFT_BUDGET_S,
+        high=MAX_DRAFT_BUDGET_S,
+    )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from specd_client.v1 import model_pb2
 
-from specd.errors import InvalidField
-from specd.server.convert import Limits, refuse_unknown_fields, token_ids_from, value_or
+from specd.server.convert import Limits
+from specd.server.fields import seconds_from, token_ids_from, value_or
 
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.1
@@ -19,7 +19,7 @@ def detokenized_ids_from(
     request: model_pb2.DetokenizeRequest, *, limits: Limits
 ) -> tuple[int, ...]:
     """Returns the ids to turn into text, maybe none. Raises InvalidField."""
-    return token_ids_from("token_ids", request.token_ids, limits)
+    return token_ids_from("token_ids", request.token_ids, limits.vocab_size)
 
 
 def skip_special_tokens_from(request: model_pb2.DetokenizeRequest) -> bool:
@@ -29,12 +29,6 @@ def skip_special_tokens_from(request: model_pb2.DetokenizeRequest) -> bool:
 
 def interval_s_from(request: model_pb2.WatchServerInfoRequest) -> float:
     """Returns the seconds between two reports. Raises InvalidField."""
-    refuse_unknown_fields(request)
     if not request.HasField("interval"):
         return DEFAULT_INTERVAL_S
-    interval_s = request.interval.seconds + request.interval.nanos / 1e9
-    if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
-        raise InvalidField(
-            "interval", f"must be between {MIN_INTERVAL_S:g} and {MAX_INTERVAL_S:g} s"
-        )
-    return interval_s
+    return seconds_from("interval", request.interval, low=MIN_INTERVAL_S, high=MAX_INTERVAL_S)

@@ -1,27 +1,35 @@
-"""Bytes that are no message of the protocol become an ordinary refusal.
+"""Requests that this protocol does not have become an ordinary refusal.
 
-Knows that gRPC itself would answer UNKNOWN, with a traceback in the log for each. Invariant: the
-handlers of specd's own services see either a decoded request or `Undecodable`, which `with_status`
-refuses before they do.
+Knows bytes that are no message, for which gRPC itself would answer UNKNOWN with a traceback in the
+log, and fields of newer revisions, which protobuf drops without a word. Invariant: the handlers of
+specd's own services see either a request of which every field is known or `Refused`, which
+`with_status` answers before they do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from specd.errors import InvalidField, RequestRefused
+from specd.server.fields import refuse_unknown_fields
+
 OWN = "/specd."
 
 
-class Undecodable:
+@dataclass(frozen=True, slots=True)
+class Refused:
     """Stands in for a request that could not be read."""
+
+    error: RequestRefused
 
 
 class GuardDecoding(grpc.aio.ServerInterceptor):
-    """Lets a handler see `Undecodable` where the bytes of a request make no sense."""
+    """Lets a handler see `Refused` where the bytes of a request make no sense."""
 
     async def intercept_service(
         self,
@@ -32,14 +40,20 @@ class GuardDecoding(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None or not details.method.startswith(OWN):
             return handler
-        return handler._replace(request_deserializer=_guarded(handler.request_deserializer))
+        return handler._replace(request_deserializer=guarded(handler.request_deserializer))
 
 
-def _guarded(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def guarded(raw: bytes) -> Any:
+def guarded(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return `decode` that raises nothing."""
+
+    def decode_or_refuse(raw: bytes) -> Any:
         try:
-            return decode(raw)
+            request = decode(raw)
+            refuse_unknown_fields(request)
         except DecodeError:
-            return Undecodable()
+            return Refused(InvalidField("request", "is no message of this protocol"))
+        except RequestRefused as error:
+            return Refused(error)
+        return request
 
-    return guarded
+    return decode_or_refuse

@@ -6,6 +6,7 @@ Knows how a prompt becomes a request. Invariant: no handler reaches an engine th
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio.to_thread
@@ -14,9 +15,13 @@ from specd.device.boot import Booted
 from specd.engine.loop import Engine
 from specd.engine.output import Output
 from specd.engine.request import Request
-from specd.errors import ContextLengthExceeded, NotServing
+from specd.errors import ContextLengthExceeded, DeadlineTooShort, NotServing
+from specd.server.admission import Admission
 from specd.server.convert import GenerationCall, Limits
 from specd.text.prompt import ChatPrompt, Prompt, TextPrompt
+
+# The seconds that a call has left, None without a deadline.
+Deadline = Callable[[], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class Rooms:
     """A serving daemon as its handlers see it. max_rows, max_waiting: for GetServerInfo."""
 
     engine: Engine
+    admission: Admission
     booted: Booted
     limits: Limits
     weights: str
@@ -45,6 +51,11 @@ class Rooms:
             raise ContextLengthExceeded(len(ids), self.limits.context_length)
         return ids
 
+    def _check_deadline(self, num_tokens: int, time_left_s: float | None) -> None:
+        needed_s = self.engine.pace.least_time_s(num_tokens)
+        if time_left_s is not None and time_left_s <= needed_s:
+            raise DeadlineTooShort(time_left_s, needed_s)
+
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         tokenizer = self.booted.tokenizer
         if isinstance(prompt, TextPrompt):
@@ -54,10 +65,11 @@ class Rooms:
         text = self.booted.template.render(prompt.messages)
         return tokenizer.encode(text, parse_special=True, add_special=False)
 
-    async def submit(self, call: GenerationCall) -> Request:
+    async def submit(self, call: GenerationCall, deadline: Deadline) -> Request:
         """Tokenise a call and queue it. Raises RequestRefused, or OutOfPages for its prompt."""
         arrived_s = time.perf_counter()
         ids = await self.tokens_of(call.prompt)
+        self._check_deadline(len(ids), deadline())
         params = call.params
         context_left = self.limits.context_length - len(ids)
         request = Request(

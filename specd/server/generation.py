@@ -32,14 +32,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        async with self._admitted(request) as (live, output):
+        async with self._admitted(request, context) as (live, output):
             return whole_response_from([event async for event in live.mailbox], output)
 
     @with_status
     async def StreamGenerate(  # type: ignore[override]  # it writes, the stub wants it to yield
         self, request: pb.StreamGenerateRequest, context: Context
     ) -> None:
-        async with self._admitted(request) as (live, output):
+        async with self._admitted(request, context) as (live, output):
             async for event in live.mailbox:
                 await context.write(response_from(event, output))
 
@@ -52,11 +52,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @asynccontextmanager
     async def _admitted(
-        self, request: GenerationRequest
+        self, request: GenerationRequest, context: Context
     ) -> AsyncIterator[tuple[Request, OutputParams]]:
         rooms = self._front.rooms
         call = call_from(request, limits=rooms.limits)
-        live = await rooms.submit(call)
+        live = await rooms.submit(call, context.time_remaining)
         try:
             yield live, call.params.output
         finally:

@@ -42,7 +42,7 @@ def server_info(rooms: Rooms) -> pb.ServerInfo:
         ),
         counters=_counters(rooms.engine),
         bucket_waste=_waste(rooms.engine),
-        drafter_stats=_drafters(rooms.engine),
+        drafter_stats=drafter_stats(rooms.engine),
     )
 
 
@@ -93,7 +93,8 @@ def _waste(engine: Engine) -> list[pb.BucketWaste]:
     ]
 
 
-def _drafters(engine: Engine) -> list[types_pb2.DrafterStats]:
+def drafter_stats(engine: Engine) -> list[types_pb2.DrafterStats]:
+    """What each drafter has done, in order of the settings."""
     verified, accepted = engine.verified_by_drafter, engine.accepted_by_drafter
     return [
         types_pb2.DrafterStats(

@@ -1,21 +1,31 @@
-"""The gRPC listener: binds, tells its health truthfully, stops.
+"""The gRPC listeners: bind, tell their health truthfully, stop.
 
-Knows grpc.aio and its options; the services are its neighbours. Invariant: the address is bound
+Knows grpc.aio and its options; the services are its neighbours. Invariant: the addresses are bound
 before the model loads, and health says SERVING exactly while Generate is admitted.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from specd_client.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
+from specd_client.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
 
+from specd.addresses import Address, Tcp, Unix, prepare
 from specd.errors import AddressUnavailable
+from specd.server.admin import AdminServicer
 from specd.server.decoding import GuardDecoding
 from specd.server.front import Front
 from specd.server.generation import GenerationServicer
@@ -23,67 +33,139 @@ from specd.server.model import ModelServicer
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 MODEL = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# Sockets are for this user alone.
+_UMASK = 0o177
 
-_OPTIONS: Sequence[tuple[str, Any]] = (
-    # Without this a second daemon on the same port starts silently and takes half of the calls.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients that ping every 10 s, also without a call, are welcome.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
-_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+):(?P<port>\d{1,5})")
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """What a listener does with its connections.
+
+    keepalive_s: after so long without a word the peer is asked, and after as long again given up.
+    reflection: whether the services describe themselves.
+    """
+
+    keepalive_s: float
+    reflection: bool
+
+    def options(self) -> Sequence[tuple[str, Any]]:
+        keepalive_ms = round(self.keepalive_s * 1000)
+        return (
+            # Without this a second daemon on the same port starts silently and takes half of the
+            # calls.
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            # Clients that ping every 10 s, also without a call, are welcome.
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # A machine that vanished sends no end of its connection.
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
+            # Pings that gRPC sends to measure the line answer for keepalive ones; default 60 s.
+            ("grpc.http2.ping_timeout_ms", keepalive_ms),
+            ("grpc.http2.max_pings_without_data", 0),
+        )
 
 
 class Listener:
-    """One listen address with all services on it."""
+    """Some services on some addresses."""
 
-    def __init__(self, front: Front) -> None:
-        self._server = grpc.aio.server(interceptors=[GuardDecoding()], options=_OPTIONS)
-        self._health = health.aio.HealthServicer()
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(front), self._server
+    def __init__(
+        self,
+        services: Sequence[str],
+        add_to: Callable[[grpc.aio.Server], None],
+        connections: Connections,
+    ) -> None:
+        self._server = grpc.aio.server(
+            interceptors=[GuardDecoding()], options=connections.options()
         )
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(front), self._server)
+        self._health = health.aio.HealthServicer()
+        self._services = services
+        add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        _add_reflection(self._server)
+        if connections.reflection:
+            _add_reflection(self._server, services)
 
-    async def start(self, address: str) -> str:
-        """Bind `host:port` (port 0 lets the system choose) and answer; returns the real address.
+    async def start(self, addresses: Sequence[Address]) -> list[Address]:
+        """Bind and answer; returns the real addresses, in order.
 
         Raises:
-            AddressUnavailable: malformed, not this machine's, or in use.
+            AddressUnavailable: not this machine's, or in use.
         """
-        match = _ADDRESS.fullmatch(address)
-        if match is None or int(match["port"]) > 65535:
-            raise AddressUnavailable(f"--listen {address!r} should be HOST:PORT")
         await self.set_serving(False)
+        bound: list[Address] = []
         try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise AddressUnavailable(
-                f"cannot listen on {address}: the address is in use or is not of this machine"
-            ) from error
+            for address in addresses:
+                bound.append(_bind(self._server, address))  # noqa: PERF401  # kept on failure
+        except AddressUnavailable:
+            _unlink(bound)
+            raise
         await self._server.start()
-        return f"{match['host']}:{port}"
+        return bound
 
     async def set_serving(self, serving: bool) -> None:
         """Tell health watchers whether calls are admitted."""
         serving_status = health_pb2.HealthCheckResponse
         status = serving_status.SERVING if serving else serving_status.NOT_SERVING
-        for name in ("", GENERATION, MODEL):
+        for name in ("", *self._services):
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Close the listener, let handlers end for `grace_s`, then cancel them."""
+        """Close the addresses, let handlers end for `grace_s`, then cancel them."""
         await self._server.stop(grace_s)
 
 
-def _add_reflection(server: grpc.aio.Server) -> None:
-    names = (GENERATION, MODEL, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
+def public_listener(front: Front, connections: Connections) -> Listener:
+    """The listener for clients."""
+
+    def add_to(server: grpc.aio.Server) -> None:
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationServicer(front), server
+        )
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(front), server)
+
+    return Listener((GENERATION, MODEL), add_to, connections)
+
+
+def admin_listener(front: Front, connections: Connections) -> Listener:
+    """The listener for operators."""
+
+    def add_to(server: grpc.aio.Server) -> None:
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(front), server)
+
+    return Listener((ADMIN,), add_to, connections)
+
+
+def _bind(server: grpc.aio.Server, address: Address) -> Address:
+    try:
+        if isinstance(address, Unix):
+            prepare(address)
+            before = os.umask(_UMASK)
+            try:
+                server.add_insecure_port(str(address))
+            finally:
+                os.umask(before)
+            return address
+        return Tcp(address.host, server.add_insecure_port(str(address)))
+    except RuntimeError as error:
+        raise AddressUnavailable(
+            f"cannot listen on {address}: the address is in use or is not of this machine"
+        ) from error
+
+
+def _unlink(addresses: Sequence[Address]) -> None:
+    """Remove sockets of a server that never started: gRPC leaves those lying."""
+    for address in addresses:
+        if isinstance(address, Unix):
+            address.path.unlink(missing_ok=True)
+
+
+def _add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
     reflection.enable_server_reflection(names, server)
     # The two versions have the same messages; clients ask for v1 first.
     servicer = reflection.aio.ReflectionServicer(names)

@@ -24,7 +24,7 @@ from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 
 from specd import errors
-from specd.server.decoding import Undecodable
+from specd.server.decoding import Refused
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,10 @@ def _queue_retry(error: errors.QueueFull) -> float:
     return error.retry_after_s
 
 
+def _times(error: errors.DeadlineTooShort) -> dict[str, str]:
+    return {"time_left_s": f"{error.time_left_s:.3f}", "needed_s": f"{error.needed_s:.3f}"}
+
+
 def _serving_retry(_: errors.NotServing) -> float:
     return NOT_SERVING_RETRY_S
 
@@ -118,6 +122,8 @@ TABLE: Mapping[type[errors.SpecdError], Row] = {
     errors.UnknownName: Row(Code.NOT_FOUND, "UNKNOWN_NAME", _resource),
     errors.DuplicateRequest: Row(Code.ALREADY_EXISTS, "DUPLICATE_REQUEST", _request),
     errors.QueueFull: Row(Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", _none, _queue_limit, _queue_retry),
+    errors.DeadlineTooShort: Row(Code.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT", metadata=_times),
+    errors.WrongState: Row(Code.FAILED_PRECONDITION, "WRONG_STATE"),
     errors.NotServing: Row(Code.UNAVAILABLE, "NOT_SERVING", retry_after_s=_serving_retry),
     # Not RESOURCE_EXHAUSTED, which clients retry: only a larger pool helps.
     errors.OutOfPages: Row(Code.FAILED_PRECONDITION, "OUT_OF_PAGES"),
@@ -191,8 +197,8 @@ def with_status(handler: Handler) -> Handler:
     @wraps(handler)
     async def guarded(self: Any, request: Any, context: Any) -> Any:
         try:
-            if isinstance(request, Undecodable):
-                raise errors.InvalidField("request", "is no message of this protocol")
+            if isinstance(request, Refused):
+                raise request.error
             return await handler(self, request, context)
         except grpc.aio.InternalError as error:
             # The reader has gone while a write waited. Everywhere else grpc tells of that by a

@@ -47,6 +47,14 @@ def slow_toy(models: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def long_toy(models: Path) -> Path:
+    """Its context takes more than ten seconds to fill."""
+    path = models / "long-context.gguf"
+    build_toy_model(path, context_length=16_384)
+    return path
+
+
+@pytest.fixture(scope="session")
 def shared_daemon(toy: Path) -> Iterator[Daemon]:
     # In fp32 no two logits are equal, so that top-k 1 is greedy. Other tests have other weights.
     with daemon_process(toy, "--weights", "fp32") as daemon:

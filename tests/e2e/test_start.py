@@ -43,7 +43,12 @@ def free_port() -> int:
 
 def test_the_ready_file_tells_address_and_pid(daemon: Daemon) -> None:
     told = json.loads(daemon.ready_file.read_text())
-    assert told == {"address": daemon.address, "pid": daemon.process.pid}
+    assert told == {
+        "address": daemon.address,
+        "addresses": [daemon.address],
+        "admin_address": daemon.admin_address,
+        "pid": daemon.process.pid,
+    }
     assert not list(daemon.ready_file.parent.glob("*.part"))
 
 
@@ -53,7 +58,7 @@ async def test_until_warm_health_is_not_serving_and_calls_are_unavailable_and_to
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
     with spawned(slow_toy, *SLOW, listen=address) as daemon:
-        async with Client(address, channel_options=EAGER) as client:
+        async with Client(address, channel_options=EAGER, retries=False) as client:
             health = health_pb2_grpc.HealthStub(client.channel)
             watch = health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
             assert (await watch.read()).status == STATUS.NOT_SERVING
@@ -180,6 +185,7 @@ def test_a_bad_flag_or_variable_is_wrong_usage_and_named(toy: Path) -> None:
         ("--drafter", "none", "--drafter", "ngram"),
         ("--drafter", "ngram", "--drafter", "ngram"),
         ("--max-draft-tokens", "65"),
+        ("--admin-listen", "somewhere"),
     )
     misspelt = {"SPECD_MAX_ROW": "3", "specd_wieghts": "bf16"}
     _check_failing(

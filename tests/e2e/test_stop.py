@@ -19,18 +19,9 @@ from specd_client.v1 import model_pb2, model_pb2_grpc
 from tests.e2e.calls import PROMPT, PROMPTS, wait_for
 from tests.e2e.drafters_under_test import spec
 from tests.support.daemon import Daemon, spawned
-from tests.support.toy_gguf import build_toy_model
 
 STATUS = health_pb2.HealthCheckResponse
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
-
-
-@pytest.fixture(scope="session")
-def long_toy(models: Path) -> Path:
-    """Its context takes more than ten seconds to fill."""
-    path = models / "long-context.gguf"
-    build_toy_model(path, context_length=16_384)
-    return path
 
 
 @contextmanager
@@ -47,7 +38,7 @@ async def _rest(stream: Any) -> list[Any]:
 @pytest.mark.asyncio
 async def test_sigterm_lets_streams_end_and_sends_new_calls_away(toy: Path) -> None:
     with _ready(toy) as daemon:
-        async with Client(daemon.address) as client:
+        async with Client(daemon.address, retries=False) as client:
             watch = health_pb2_grpc.HealthStub(client.channel).Watch(
                 health_pb2.HealthCheckRequest(service="specd.v1.GenerationService")
             )
@@ -74,7 +65,7 @@ async def test_sigterm_lets_streams_end_and_sends_new_calls_away(toy: Path) -> N
 @pytest.mark.asyncio
 async def test_sigint_lets_waiting_requests_be_served_too(toy: Path) -> None:
     with _ready(toy, "--max-rows", "1") as daemon:
-        async with Client(daemon.address) as client:
+        async with Client(daemon.address, retries=False) as client:
             first = client.stream(PROMPT, **ENDLESS)
             await anext(first)
             second = client.stream(PROMPT, max_new_tokens=3, **ENDLESS)
@@ -89,7 +80,7 @@ async def test_sigint_lets_waiting_requests_be_served_too(toy: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_drain_that_runs_out_of_time_ends_streams_with_aborted(long_toy: Path) -> None:
     with _ready(long_toy, "--drain-seconds", "0.5", "--max-rows", "2") as daemon:
-        async with Client(daemon.address) as client:
+        async with Client(daemon.address, retries=False) as client:
             streams = [client.stream(PROMPT, seed=n, **ENDLESS) for n in range(4)]
             await wait_for(client, running=2, waiting=2)
             daemon.terminate()
@@ -108,7 +99,7 @@ async def test_a_drain_that_runs_out_of_time_ends_streams_with_aborted(long_toy:
 @pytest.mark.asyncio
 async def test_a_second_signal_ends_at_once_with_unavailable_for_the_rest(long_toy: Path) -> None:
     with _ready(long_toy, "--max-rows", "2") as daemon:
-        async with Client(daemon.address) as client:
+        async with Client(daemon.address, retries=False) as client:
             watch = health_pb2_grpc.HealthStub(client.channel).Watch(
                 health_pb2.HealthCheckRequest()
             )
@@ -132,7 +123,7 @@ async def test_a_second_signal_ends_at_once_with_unavailable_for_the_rest(long_t
 @pytest.mark.asyncio
 async def test_neither_watchers_nor_a_stuck_drafter_hold_up_the_end(toy: Path) -> None:
     with _ready(toy, "--drafter", spec("stuck"), cwd=Path(__file__).parent) as daemon:
-        async with Client(daemon.address) as client:
+        async with Client(daemon.address, retries=False) as client:
             run = await client.generate(PROMPT, max_new_tokens=5, temperature=0, **ENDLESS)
             assert run.speculation.total.late > 0
             health = health_pb2_grpc.HealthStub(client.channel)

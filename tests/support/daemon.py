@@ -43,13 +43,13 @@ class DaemonFailed(AssertionError):
 
 
 class Daemon:
-    """One daemon process. `address` and `pid` are those of the ready file."""
+    """One daemon process. Addresses and `pid` are those of the ready file."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process
         self.ready_file = folder / "ready.json"
         self._log = folder / "log"
-        self.address = ""
+        self.address = self.admin_address = ""
         self.pid = process.pid
 
     @property
@@ -62,6 +62,7 @@ class Daemon:
         self.wait_until(self.ready_file.exists, START_LIMIT_S, "it did not get ready")
         ready = json.loads(self.ready_file.read_text())
         self.address, self.pid = ready["address"], ready["pid"]
+        self.admin_address = ready["admin_address"]
 
     def wait_logged(self, text: str) -> None:
         """Wait until the log holds `text`. Raises DaemonFailed if the process ends instead."""
@@ -131,19 +132,23 @@ def spawned(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     listen: str = "127.0.0.1:0",
+    module: str = "specd.cli.main",
 ) -> Iterator[Daemon]:
-    """Start `specd serve` and wait for nothing; the process is killed at the end if it lives."""
+    """Start `specd serve` and wait for nothing; the process is killed at the end if it lives.
+
+    Its admin socket is in a folder of its own, unless `env` or a flag says otherwise.
+    """
     with tempfile.TemporaryDirectory(prefix="specd-test-") as name, ExitStack() as stack:
         folder = Path(name)
         log = stack.enter_context((folder / "log").open("wb"))
-        command = [sys.executable, "-m", "specd.cli.main", "serve", "--model", str(model)]
+        command = [sys.executable, "-m", module, "serve", "--model", str(model)]
         command += ["--listen", listen, "--ready-file", str(folder / "ready.json")]
         process = subprocess.Popen(
             [*command, "--threads", "1", *flags],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment(env),
+            env=environment({"XDG_RUNTIME_DIR": name, **(env or {})}),
             cwd=cwd,
         )
         try:

@@ -73,7 +73,7 @@ class NullDevice:
     """The outside device behind the `Device` protocol.
 
     batches: all that ran. during: awaited while a step is under way; what it raises, the step
-    raises. poisoned: ids of requests whose logits are not finite.
+    raises. poisoned: ids of requests whose logits are not finite. lost: it can do nothing more.
     """
 
     def __init__(self, model: NullModel, layout: LayoutSpec, *, num_pages: int) -> None:
@@ -83,6 +83,7 @@ class NullDevice:
         self.violations: list[str] = []
         self.during: Callable[[PaddedBatch], Awaitable[None]] | None = None
         self.poisoned: set[str] = set()
+        self.lost = False
         self._num_pages = num_pages
         size = (num_pages + RESERVED_PAGES) * PAGE_SIZE
         self._kv_tokens = np.full(size, -1, np.int64)
@@ -105,6 +106,10 @@ class NullDevice:
         if self.during is not None:
             await self.during(batch)
         return StepResult(results, device_time_s=0.001)
+
+    async def check(self) -> None:
+        if self.lost:
+            raise RuntimeError("the device is gone")
 
     def _check_pages(self, batch: PaddedBatch) -> None:
         used = [page for row in batch.rows for page in row.pages]

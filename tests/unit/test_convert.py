@@ -291,29 +291,6 @@ def test_a_field_without_its_feature_is_refused(
     assert refused.value.field == field
 
 
-NEWER = b"\xb8\x3e\x01"  # field 999, varint 1
-
-
-@pytest.mark.parametrize(
-    ("path", "field"), [("", "#999"), ("sampling", "sampling.#999"), ("input", "input.#999")]
-)
-def test_a_field_of_a_newer_protocol_is_refused(path: str, field: str) -> None:
-    request = text_request()
-    newer = getattr(request, path) if path else request
-    newer.MergeFromString(NEWER)
-    for read in (convert.params_from, convert.prompt_from, convert.model_from):
-        with pytest.raises(errors.UnsupportedField) as refused:
-            read(request, limits=LIMITS)
-        assert refused.value.field == field
-
-
-def test_an_abort_of_a_newer_protocol_is_refused() -> None:
-    request = pb.AbortGenerationRequest(request_id="r")
-    request.MergeFromString(NEWER)
-    with pytest.raises(errors.UnsupportedField, match="#999"):
-        convert.aborted_id_from(request)
-
-
 def test_an_abort_without_an_id_is_refused() -> None:
     assert convert.aborted_id_from(pb.AbortGenerationRequest(request_id="r")) == "r"
     with pytest.raises(errors.InvalidField, match="request_id"):

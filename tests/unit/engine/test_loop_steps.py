@@ -6,7 +6,7 @@ import pytest
 
 from specd.engine.events import FinishReason
 from specd.engine.step_types import LayoutSpec, PaddedBatch
-from specd.errors import NonFiniteLogits, StepFailed
+from specd.errors import DeviceLost, NonFiniteLogits, NotServing, StepFailed
 from tests.support.drafters import InlineDrafter
 from tests.support.null_device import ALPHABET
 from tests.support.requests import make_request
@@ -48,6 +48,25 @@ async def test_a_step_that_raises_ends_its_own_requests_and_no_other(
     assert [answer.token_ids for answer in answers[3:]] == right[3:]
     assert later.token_ids == expected(make_request("later"))
     assert "Broken" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_lost_device_ends_every_stream_and_the_loop() -> None:
+    async def lose(batch: PaddedBatch) -> None:
+        if len(room.device.batches) == 3:
+            room.device.lost = True
+            raise Broken
+
+    requests = [make_request(f"r{n}", [n], max_new_tokens=9, ignore_eos=True) for n in range(3)]
+    async with engine_room(max_rows=2) as room:
+        room.device.during = lose
+        answers = await room.answers(requests)
+        with pytest.raises(DeviceLost, match="the device is gone"):
+            await room.running
+        with pytest.raises(NotServing, match="the device is lost"):
+            room.engine.submit(make_request("later"))
+    assert [type(answer.error) for answer in answers] == [StepFailed, StepFailed, NotServing]
+    assert str(answers[2].error) == "not serving: the device is lost"
 
 
 @pytest.mark.asyncio

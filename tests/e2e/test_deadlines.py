@@ -1,0 +1,88 @@
+"""Deadlines and connections: what cannot be in time is refused at once, who is gone is noticed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from specd_client import Client, DeadlineExceeded
+from specd_client.errors import error_from
+
+from tests.e2e.calls import answer, quiet, stream_request, stubs, wait_for
+from tests.support.daemon import running_daemon
+
+# Reads one event, says so, and then only keeps its connection.
+READER = """
+import asyncio, sys
+from specd_client import Client
+
+async def main():
+    async with Client(sys.argv[1]) as client:
+        stream = client.stream("x", ignore_eos=True)
+        print(await anext(stream), flush=True)
+        async for _ in stream:
+            pass
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def _stopped_reader(address: str) -> Iterator[None]:
+    """A client like a machine that vanished: its connection neither answers nor ends."""
+    with subprocess.Popen([sys.executable, "-c", READER, address], stdout=-1) as reader:
+        try:
+            assert reader.stdout is not None
+            assert reader.stdout.readline().startswith(b"Started")
+            reader.send_signal(signal.SIGSTOP)
+            yield
+        finally:
+            reader.kill()
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_cannot_be_done_in_time_is_refused_at_once(slow_toy: Path) -> None:
+    ids = [7] * 4000
+    async with running_daemon(slow_toy) as daemon, Client(daemon.address) as client:
+        run = await answer(client, ids, max_new_tokens=1)
+        assert run.usage.completion_tokens == 1
+        before = (await client.server_info()).counters.steps
+        async with stubs(daemon.address) as raw:
+            request = stream_request(input={"tokens": {"ids": ids}})
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await raw.generation.StreamGenerate(request, timeout=0.2).read()
+        error = error_from(refused.value)
+        assert isinstance(error, DeadlineExceeded)
+        assert error.reason == "DEADLINE_TOO_SHORT"
+        assert 0 < float(error.metadata["time_left_s"]) < 0.2 < float(error.metadata["needed_s"])
+        assert (await client.server_info()).counters.steps == before, "nothing of it has run"
+        assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
+
+
+@pytest.mark.asyncio
+async def test_a_deadline_ends_a_request_that_still_waits(long_toy: Path) -> None:
+    async with running_daemon(long_toy, "--max-rows", "1") as daemon, Client(daemon.address) as c:
+        stream = c.stream("x", ignore_eos=True)
+        await anext(stream)
+        with pytest.raises(DeadlineExceeded):
+            await c.generate("y", timeout_s=0.2)
+        await wait_for(c, running=1, waiting=0)
+        stream.cancel()
+        await quiet(c)
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_says_nothing_any_more_is_given_up(long_toy: Path) -> None:
+    flags = ("--keepalive-seconds", "1", "--max-rows", "1")
+    async with running_daemon(long_toy, *flags) as daemon, Client(daemon.address) as client:
+        with _stopped_reader(daemon.address):
+            await wait_for(client, running=1)
+            # By itself the stream would end after sixteen thousand tokens.
+            await wait_for(client, running=0, pages_used=0)
+            assert (await client.server_info()).counters.steps < 16_000
