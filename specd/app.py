@@ -126,7 +126,11 @@ def _addresses(settings: ServeSettings) -> tuple[list[Address], Address | str]:
 def _listeners(settings: ServeSettings, front: Front) -> Listeners:
     return Listeners(
         front,
-        Connections(keepalive_s=settings.keepalive_seconds, reflection=settings.reflection),
+        Connections(
+            keepalive_s=settings.keepalive_seconds,
+            max_age_s=settings.max_connection_age_seconds,
+            reflection=settings.reflection,
+        ),
         model=settings.model,
         ready_file=Path(settings.ready_file) if settings.ready_file else None,
     )

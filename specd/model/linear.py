@@ -46,6 +46,10 @@ class Fp32Linear:
             return functional.linear(x, self._weight)
         return functional.linear(functional.pad(x, (0, 0, 0, missing)), self._weight)[: x.shape[0]]
 
+    def weight(self) -> Tensor:
+        """[out, in], fp32."""
+        return self._weight
+
 
 class Bf16Linear:
     """bfloat16 weights and activations; one position runs as two."""
@@ -62,6 +66,10 @@ class Bf16Linear:
             return functional.linear(x, self._weight)
         return functional.linear(x.expand(self._minimum, -1), self._weight)[:1]
 
+    def weight(self) -> Tensor:
+        """[out, in], bf16."""
+        return self._weight
+
 
 class Int4Linear:
     """4-bit weights in groups of 32 with their own scale and minimum, bf16 activations.
@@ -75,14 +83,27 @@ class Int4Linear:
     def __init__(self, blocks: FourBit) -> None:
         quants = torch.from_numpy(blocks.quants).to(torch.int32)
         self._packed = torch._convert_weight_to_int4pack_for_cpu(quants, 1)
-        scale, minimum = torch.from_numpy(blocks.scale), torch.from_numpy(blocks.minimum)
-        # torch computes (quant - 8) * scale + zero.
-        zero = minimum + 8 * scale
-        self._scale_and_zero = torch.stack([scale.t(), zero.t()], -1).bfloat16().contiguous()
+        self._scale_and_zero = _scale_and_zero(blocks)
         self.bytes = self._packed.nbytes + self._scale_and_zero.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch._weight_int4pack_mm_for_cpu(x, self._packed, BLOCK, self._scale_and_zero)
+
+
+def _scale_and_zero(blocks: FourBit) -> Tensor:
+    """[groups, out, 2] bf16."""
+    scale, minimum = torch.from_numpy(blocks.scale), torch.from_numpy(blocks.minimum)
+    # torch computes (quant - 8) * scale + zero.
+    zero = minimum + 8 * scale
+    return torch.stack([scale.t(), zero.t()], -1).bfloat16().contiguous()
+
+
+def int4_weight(blocks: FourBit) -> Tensor:
+    """[out, in], fp32: what an `Int4Linear` of these blocks multiplies by."""
+    scale, zero = _scale_and_zero(blocks).float().permute(2, 1, 0).unsqueeze(-1)
+    quants = torch.from_numpy(blocks.quants).view(*blocks.scale.shape, BLOCK).float()
+    weight: Tensor = (quants - 8) * scale + zero
+    return weight.view(blocks.quants.shape)
 
 
 class Int8Linear:
@@ -105,3 +126,7 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch._weight_int8pack_mm(x, self._quants, self._scale)
+
+    def weight(self) -> Tensor:
+        """[out, in], fp32."""
+        return self._quants.float() * self._scale.float()[:, None]

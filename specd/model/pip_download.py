@@ -9,6 +9,7 @@ Invariant: no pip process outlives the call.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -23,6 +24,13 @@ _PROGRESS = re.compile(r"Progress (\d+) of \d+")
 # pip before 24.1 has no raw progress.
 _NO_RAW_PROGRESS = re.compile(r"invalid choice: '?raw")
 _KEPT_LINES = 50
+# pip's own defaults keep a user waiting for minutes where nothing answers. Whoever has set one of
+# the variables has decided otherwise.
+_PATIENCE = {
+    ("PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT"): "20",
+    ("PIP_RETRIES",): "2",
+}
+_DISK_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def download_wheel(
@@ -31,12 +39,13 @@ def download_wheel(
     """Fetch the wheel of `requirement` into the empty `folder` and return it.
 
     `on_bytes` hears how many bytes have come, where this pip can tell.
-    Raises: PullFailed with pip's own reason.
+    Raises: PullFailed with pip's own reason; OSError where that is a full disk.
     """
     status, lines = _run_pip(requirement, folder, "raw", on_bytes)
     if status != 0 and any(_NO_RAW_PROGRESS.search(line) for line in lines):
         status, lines = _run_pip(requirement, folder, "off", on_bytes)
     if status != 0:
+        _raise_disk_problem(lines)
         raise PullFailed(f"pip cannot fetch {requirement}: {_reason(lines, status)}")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
@@ -54,7 +63,7 @@ def _run_pip(
         *("--dest", str(folder), requirement),
     ]
     # pip unpacks in TMPDIR, which may be a small memory disk.
-    environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    environment = _patience() | os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     with subprocess.Popen(
         command,
@@ -77,6 +86,20 @@ def _run_pip(
             process.kill()
             raise
     return process.returncode, list(lines)
+
+
+def _patience() -> dict[str, str]:
+    return {
+        names[0]: value
+        for names, value in _PATIENCE.items()
+        if not any(name in os.environ for name in names)
+    }
+
+
+def _raise_disk_problem(lines: list[str]) -> None:
+    for code in _DISK_PROBLEMS:
+        if any(f"[Errno {code}]" in line for line in lines):
+            raise OSError(code, os.strerror(code))
 
 
 def _reason(lines: list[str], status: int) -> str:

