@@ -12,13 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from specd_client import Client, DeadlineExceeded, Finished
 
 from tests.e2e.calls import answer, check_sums, quiet, wait_for
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, resident_bytes
 
 NUM_STREAMS = 32
 CUMULATIVE = ("steps", "real_positions", "pad_positions")
@@ -77,7 +76,7 @@ class Soak:
     async def run(self, daemon: Daemon, seconds: float) -> SoakReport:
         """Keep all streams busy for so long; then nothing may be left. Raises AssertionError."""
         before = (await self._client.server_info()).counters
-        rss = _rss(daemon.pid)
+        rss = resident_bytes(daemon.pid)
         started_s = time.monotonic()
         end_s = started_s + seconds
         async with asyncio.TaskGroup() as tasks:
@@ -89,7 +88,7 @@ class Soak:
         after = (await self._client.server_info()).counters
         self.report.seconds = time.monotonic() - started_s
         self.report.steps = after.steps - before.steps
-        self.report.rss_growth = _rss(daemon.pid) - rss
+        self.report.rss_growth = resident_bytes(daemon.pid) - rss
         return self.report
 
     async def _keep_busy(self, end_s: float) -> None:
@@ -153,9 +152,3 @@ class Soak:
                 pass
         except DeadlineExceeded:
             pass
-
-
-def _rss(pid: int) -> int:
-    """Resident memory in bytes; 0 where there is no /proc."""
-    statm = Path(f"/proc/{pid}/statm")
-    return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0

@@ -199,3 +199,9 @@ async def running_daemon(
             raise
     else:
         await asyncio.to_thread(process.__exit__, None, None, None)
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory in bytes; 0 where there is no /proc."""
+    statm = Path(f"/proc/{pid}/statm")
+    return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0
