@@ -6,6 +6,7 @@ nothing. Invariant: a path is given away only if nobody answers on it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -54,6 +55,16 @@ def parse(text: str) -> Address:
     if match is None or int(match["port"]) > 65535:
         raise AddressUnavailable(f"the address {text!r} should be HOST:PORT or unix:PATH")
     return Tcp(match["host"], int(match["port"]))
+
+
+def is_reachable_from_outside(address: Address) -> bool:
+    """Whether other machines may reach it; true for a name that is not known to be local."""
+    if isinstance(address, Unix) or address.host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(address.host.strip("[]")).is_loopback
+    except ValueError:
+        return True
 
 
 def default_admin(listen: Address) -> Unix:

@@ -32,6 +32,7 @@ from specd.server.convert import Limits
 from specd.server.front import Front, Rooms
 from specd.server.listener import Connections
 from specd.server.listeners import Listeners
+from specd.server.tls import Certificates, TlsFiles
 
 _log = logging.getLogger("specd.app")
 
@@ -130,10 +131,18 @@ def _listeners(settings: ServeSettings, front: Front) -> Listeners:
             keepalive_s=settings.keepalive_seconds,
             max_age_s=settings.max_connection_age_seconds,
             reflection=settings.reflection,
+            certificates=_certificates(settings),
         ),
         model=settings.model,
         ready_file=Path(settings.ready_file) if settings.ready_file else None,
     )
+
+
+def _certificates(settings: ServeSettings) -> Certificates | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    client_ca = None if settings.tls_client_ca is None else Path(settings.tls_client_ca)
+    return Certificates(TlsFiles(Path(settings.tls_certificate), Path(settings.tls_key), client_ca))
 
 
 def _device_settings(settings: ServeSettings, path: Path) -> DeviceSettings:

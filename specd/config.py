@@ -22,7 +22,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from specd.addresses import parse
+from specd.addresses import is_reachable_from_outside, parse
 from specd.errors import AddressUnavailable
 from specd.model.catalog import DEFAULT_MODEL
 from specd.model.formats import Invariance, WeightFormat
@@ -77,6 +77,16 @@ class ServeSettings(BaseSettings):
     )
     threads: int = Field(0, ge=0, le=512, description="of torch; 0 is its own default")
     drain_seconds: float = Field(30.0, ge=0, description="how long streams may go on at the end")
+    tls_certificate: str | None = Field(
+        None, description="PEM file for TCP addresses; read again when it changes"
+    )
+    tls_key: str | None = Field(None, description="PEM file, the key of the certificate")
+    tls_client_ca: str | None = Field(
+        None, description="PEM file; only clients with a certificate of this authority may connect"
+    )
+    insecure: bool = Field(
+        False, description="true allows addresses beyond this machine without TLS"
+    )
     keepalive_seconds: float = Field(
         60.0, ge=1, le=86_400, description="after so long a silent peer is asked if it lives"
     )
@@ -112,6 +122,21 @@ class ServeSettings(BaseSettings):
     def _bytes(cls, value: Any) -> Any:
         match = re.fullmatch(r"(\d+)([KMG]?)", value) if isinstance(value, str) else None
         return int(match[1]) * _UNITS[match[2]] if match else value
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> ServeSettings:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        if self.tls_certificate is None and not self.insecure:
+            for text in (*self.listen, self.admin_listen):
+                if text not in {"auto", "none"} and is_reachable_from_outside(parse(text)):
+                    raise ValueError(
+                        f"{text} can be reached from other machines: give tls_certificate and "
+                        "tls_key, or set insecure to true"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _rows_fit_a_step(self) -> ServeSettings:

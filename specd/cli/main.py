@@ -1,4 +1,4 @@
-"""The command line: `specd serve | generate | chat | models | inspect`.
+"""The command line: `specd serve | generate | chat | models | inspect | drain`.
 
 Knows flags and where output goes: results to stdout, everything else to stderr, so that `--json`
 output is one clean document. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from specd import __version__
+from specd.cli.drain import add_drain
 from specd.cli.model_flags import add_inspect, add_models
 from specd.cli.request_flags import add_chat, add_generate
 from specd.cli.serve_flags import add_serve
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add_chat(commands)
     add_models(commands)
     add_inspect(commands)
+    add_drain(commands)
     return parser
 
 

@@ -138,7 +138,10 @@ class Engine:
         self._wake.set()
 
     def refuse_new(self, reason: str) -> None:
-        """Refuse every later `submit` with NotServing; live requests go on. The first reason stays."""
+        """Refuse every later `submit` with NotServing; live requests go on.
+
+        The first reason stays.
+        """
         self._book.refusing = self._book.refusing or reason
 
     def live(self) -> list[Request]:

@@ -30,6 +30,7 @@ from specd.server.decoding import GuardDecoding
 from specd.server.front import Front
 from specd.server.generation import GenerationServicer
 from specd.server.model import ModelServicer
+from specd.server.tls import Certificates
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 MODEL = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
@@ -47,11 +48,13 @@ class Connections:
     keepalive_s: after so long without a word the peer is asked, and after as long again given up.
     max_age_s: after so long a connection takes no new calls, so that its client connects anew,
     maybe elsewhere; 0 is never. reflection: whether the services describe themselves.
+    certificates: for TCP addresses; None is plain text.
     """
 
     keepalive_s: float
     max_age_s: float
     reflection: bool
+    certificates: Certificates | None = None
 
     def options(self) -> Sequence[tuple[str, Any]]:
         """As grpc takes them."""
@@ -90,6 +93,7 @@ class Listener:
         self._server = grpc.aio.server(
             interceptors=[GuardDecoding()], options=connections.options()
         )
+        self._certificates = connections.certificates
         self._health = health.aio.HealthServicer()
         self._services = services
         add_to(self._server)
@@ -107,7 +111,7 @@ class Listener:
         bound: list[Address] = []
         try:
             for address in addresses:
-                bound.append(_bind(self._server, address))  # noqa: PERF401  # kept on failure
+                bound.append(self._bind(address))  # noqa: PERF401  # kept on failure
         except AddressUnavailable:
             _unlink(bound)
             raise
@@ -124,6 +128,21 @@ class Listener:
     async def stop(self, grace_s: float) -> None:
         """Close the addresses, let handlers end for `grace_s`, then cancel them."""
         await self._server.stop(grace_s)
+
+    def _bind(self, address: Address) -> Address:
+        try:
+            if isinstance(address, Unix):
+                return _bind_socket(self._server, address)
+            if self._certificates is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                credentials = self._certificates.credentials()
+                port = self._server.add_secure_port(str(address), credentials)
+            return Tcp(address.host, port)
+        except RuntimeError as error:
+            raise AddressUnavailable(
+                f"cannot listen on {address}: the address is in use or is not of this machine"
+            ) from error
 
 
 def public_listener(front: Front, connections: Connections) -> Listener:
@@ -147,21 +166,14 @@ def admin_listener(front: Front, connections: Connections) -> Listener:
     return Listener((ADMIN,), add_to, connections)
 
 
-def _bind(server: grpc.aio.Server, address: Address) -> Address:
+def _bind_socket(server: grpc.aio.Server, address: Unix) -> Unix:
+    prepare(address)
+    before = os.umask(_UMASK)
     try:
-        if isinstance(address, Unix):
-            prepare(address)
-            before = os.umask(_UMASK)
-            try:
-                server.add_insecure_port(str(address))
-            finally:
-                os.umask(before)
-            return address
-        return Tcp(address.host, server.add_insecure_port(str(address)))
-    except RuntimeError as error:
-        raise AddressUnavailable(
-            f"cannot listen on {address}: the address is in use or is not of this machine"
-        ) from error
+        server.add_insecure_port(str(address))
+    finally:
+        os.umask(before)
+    return address
 
 
 def _unlink(addresses: Sequence[Address]) -> None:

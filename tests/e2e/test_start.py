@@ -153,7 +153,25 @@ async def test_a_port_in_use_is_told_and_the_daemon_that_has_it_goes_on(
 
 def test_an_address_that_cannot_be_had_is_told(toy: Path) -> None:
     elsewhere = "192.0.2.1:50051"
-    _check_failing(toy, START_FAILED, Case((elsewhere, "listen"), listen=elsewhere))
+    _check_failing(
+        toy,
+        START_FAILED,
+        Case((elsewhere, "listen"), ("--insecure", "true"), listen=elsewhere),
+    )
+
+
+def test_without_tls_an_address_for_others_has_to_be_meant(toy: Path) -> None:
+    _check_failing(
+        toy,
+        WRONG_USAGE,
+        *(
+            Case((address, "tls_certificate", "insecure"), listen=address)
+            for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:1", "some.host:1")
+        ),
+        Case(("0.0.0.0:1", "insecure"), ("--admin-listen", "0.0.0.0:1")),
+        Case(("go together",), ("--tls-key", "key.pem")),
+        Case(("needs tls_certificate",), ("--tls-client-ca", "ca.pem")),
+    )
 
 
 def test_a_model_that_cannot_be_loaded_is_told(toy: Path, tmp_path: Path) -> None:
