@@ -8,6 +8,7 @@ closed, in this order.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -43,9 +44,20 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 async def serve(settings: ServeSettings, progress: Progress) -> None:
     """Run the daemon until a signal ends it. Raises as `_serve`."""
+    os.register_at_fork(after_in_child=_forget_signals)
     # Before the address is bound: whoever can reach the daemon may also stop it.
     with anyio.open_signal_receiver(*_SIGNALS) as signals:
         await _serve(settings, progress, signals)
+
+
+def _forget_signals() -> None:
+    """A process that a drafter forks ends of a signal by itself and does not pass it on to us.
+
+    It has a copy of the loop's handlers, which write to the loop's own pipe (until Python 3.12).
+    """
+    signal.set_wakeup_fd(-1)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 async def _serve(

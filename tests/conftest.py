@@ -13,4 +13,4 @@ from specd.model.pull import pull
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
     """The default model's file, fetched into the cache on first use. For the marker `model`."""
-    return pull(DEFAULT_MODEL)
+    return pull(DEFAULT_MODEL).path

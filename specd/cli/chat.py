@@ -4,7 +4,7 @@ Knows what lines mean: messages and commands. Ctrl-C stops the answer that is co
 until then is part of the conversation, as it stands on the screen. Ctrl-C at the prompt ends with
 130, Ctrl-D with 0. A failed call changes nothing: the question stays open for /retry.
 
-Invariant: what the daemon is sent is what the user has seen.
+Invariant: the daemon is sent nothing that the user has not seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from specd_client import CallFailed, Client, FinishReason, NotReady, ProtocolError
+from specd_client import (
+    CallCancelled,
+    CallFailed,
+    Client,
+    DeadlineExceeded,
+    FinishReason,
+    InternalError,
+    NotReady,
+    Overloaded,
+    ProtocolError,
+)
 from specd_client.v1 import model_pb2
 
 from specd.cli.answer import Answer, ask, document
@@ -26,6 +36,8 @@ from specd.cli.shown import Screen
 
 _FAILED = 1
 _INTERRUPTED = "interrupted"
+# The same question may do better later.
+_PASSING = (NotReady, Overloaded, DeadlineExceeded, CallCancelled, InternalError, ProtocolError)
 # What a user should know of an answer that ended by itself.
 _ENDINGS = {
     FinishReason.MAX_TOKENS: "cut at --max-new-tokens",
@@ -159,7 +171,7 @@ class Chat:
 
     def _refused(self, error: CallFailed | ProtocolError) -> None:
         self._fail(str(error))
-        if isinstance(error, NotReady):
+        if isinstance(error, _PASSING):
             self._hint("Nothing is lost: /retry asks again.")
         elif isinstance(error, CallFailed) and error.reason == "CONTEXT_LENGTH_EXCEEDED":
             room = "Make room with /undo or /reset, then /retry asks again."

@@ -28,7 +28,7 @@ class Conversation:
         self.system = system
         self._history: list[Exchange] = []
         self._question: str | None = None
-        self._kept = 0  # exchanges that the open question follows
+        self._kept = 0  # exchanges that the open question follows, if they are still there
 
     @property
     def num_exchanges(self) -> int:
@@ -72,13 +72,11 @@ class Conversation:
         if not self._history:
             return False
         self._history.pop()
-        self._kept = min(self._kept, len(self._history))
         return True
 
     def reset(self) -> None:
         """Forget everything but the system message and an unanswered question."""
         self._history.clear()
-        self._kept = 0
 
     def _past(self, num_exchanges: int) -> list[Message]:
         found = [] if self.system is None else [_message("system", self.system)]

@@ -8,6 +8,7 @@ with which the daemon would refuse it; what could be learned of it is shown all 
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ _NUMBERS_PER_ROW = 2
 
 def run(parsed: argparse.Namespace) -> int:
     """Inspect `parsed.model` and print what was found; return the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show every character
+        sys.stdout.reconfigure(errors="replace")
     if parsed.threads:
         torch.set_num_threads(parsed.threads)
     try:
@@ -81,7 +84,7 @@ def _show(found: Inspection, speed: Bandwidth | None, *, with_tensors: bool) -> 
     console.print(Text(f"{found.name}, architecture {found.architecture or 'unnamed'}"))
     console.print(_numbers_table(found))
     for line in _tokenizer_lines(found):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(line))
     console.print()
     console.print(_group_table(found))
     if with_tensors:
@@ -106,7 +109,7 @@ def _numbers_table(found: Inspection) -> Table:
 
 
 def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else f"{value!s:.60}"
 
 
 def _tokenizer_lines(found: Inspection) -> Iterator[str]:
@@ -174,18 +177,19 @@ def _error_cells(deviation: Deviation) -> tuple[str, str]:
 
 def _tensor_table(found: Inspection) -> Table:
     table = Table(box=None)
-    for title in ("tensor", "shape", "in the file", "in memory"):
+    table.add_column("tensor", overflow="fold")
+    for title in ("shape", "in the file", "in memory"):
         table.add_column(title)
-    for title in ("file bytes", "memory", "relative RMS"):
+    for title in ("file bytes", "memory", "rel. RMS"):
         table.add_column(title, justify="right")
     for tensor, one in _uses(found):
-        shape = " x ".join(map(str, tensor.shape))
+        name, shape = Text(tensor.name), "x".join(map(str, tensor.shape))
         stored = f"{tensor.data.nbytes:,}"
         if one is None:
-            table.add_row(tensor.name, shape, tensor.type_name, "", stored)
+            table.add_row(name, shape, tensor.type_name, "", stored)
             continue
         table.add_row(
-            tensor.name,
+            name,
             shape,
             tensor.type_name,
             one.format if one.use != "head" else f"{one.format} (head)",

@@ -19,8 +19,8 @@ class Lines:
     """The lines of stdin. interactive: somebody sits before it."""
 
     def __init__(self) -> None:
-        self.interactive = sys.stdin.isatty()
-        self._edits = self.interactive and sys.stdout.isatty()
+        self.interactive = sys.stdin is not None and sys.stdin.isatty()  # None: it is closed
+        self._edits = self.interactive and sys.stdout is not None and sys.stdout.isatty()
         if self._edits:
             import readline  # noqa: F401  # gives `input` its line editing and history
 
@@ -47,7 +47,7 @@ class Lines:
     def _read(self) -> str:
         if self.interactive:
             print(PROMPT, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.buffer.readline()
+        line = b"" if sys.stdin is None else sys.stdin.buffer.readline()
         if not line:
             raise EOFError
         return line.decode(sys.stdin.encoding).removesuffix("\n").removesuffix("\r")

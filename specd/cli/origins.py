@@ -74,7 +74,7 @@ class Origins:
         for token_id, from_draft in zip(delta.token_ids, origins, strict=True):
             self._ids.append(token_id)
             last = self._runs[-1]
-            if last.from_draft is from_draft and last.decoded is None:
+            if last.from_draft is from_draft:
                 last.end = len(self._ids)
             else:
                 self._runs.append(_Run(from_draft, len(self._ids)))

@@ -79,12 +79,8 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", type=_text, action="append", help="a drafter of the daemon; repeatable"
     )
-    for flag, kind in (
-        ("--max-new-tokens", _uint32), ("--temperature", float), ("--top-k", _uint32),
-        ("--top-p", float), ("--min-p", float), ("--seed", _uint64),
-        ("--max-draft-tokens", _uint32),
-    ):  # fmt: skip
-        parser.add_argument(flag, type=kind)
+    for flag, kind, meaning in _NUMBERS:
+        parser.add_argument(flag, type=kind, metavar="N", help=meaning)
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="longest for one answer")
     parser.add_argument("--stop", type=_text, action="append", help="a stop string; repeatable")
     parser.add_argument("--ignore-eos", action="store_true", help="go on past the end token")
@@ -123,3 +119,14 @@ def _uint(value: str, bits: int) -> int:
     if not (value.isdecimal() and int(value) < 1 << bits):
         raise argparse.ArgumentTypeError(f"{value!r} is no whole number from 0 to 2^{bits} - 1")
     return int(value)
+
+
+_NUMBERS = (
+    ("--max-new-tokens", _uint32, "tokens of an answer at most"),
+    ("--temperature", float, "0 takes the likeliest token"),
+    ("--top-k", _uint32, "choose from the N likeliest tokens"),
+    ("--top-p", float, "choose from the likeliest tokens that have this probability together"),
+    ("--min-p", float, "choose from tokens with this fraction of the likeliest one's probability"),
+    ("--seed", _uint64, "the same one gives the same answer"),
+    ("--max-draft-tokens", _uint32, "draft tokens in a step at most"),
+)

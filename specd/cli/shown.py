@@ -31,8 +31,9 @@ class Screen:
         if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show every character
             sys.stdout.reconfigure(errors="replace")
         self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._at_terminal = _is_terminal()
         self._mid_line = False
-        self.paints = show_drafts and _has_colours()
+        self.paints = show_drafts and self._at_terminal and _has_colours()
 
     def legend(self) -> None:
         """Say which colour is which, where there are any."""
@@ -45,9 +46,8 @@ class Screen:
     def write(self, pieces: Iterable[Piece]) -> None:
         """Show text at once."""
         for piece in pieces:
-            print(self._painted(piece) if self.paints else piece.text, end="")
-            self._mid_line = sys.stdout.isatty() and not piece.text.endswith("\n")
-        sys.stdout.flush()
+            print(self._painted(piece) if self.paints else piece.text, end="", flush=True)
+            self._mid_line = self._at_terminal and not piece.text.endswith("\n")
 
     def end_line(self) -> None:
         """End an answer that is complete."""
@@ -94,6 +94,10 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()  # None: the caller closed it
+
+
 def _has_colours() -> bool:
     console = Console()  # knows NO_COLOR, and terminals that have none
-    return sys.stdout.isatty() and not console.no_color and console.color_system is not None
+    return not console.no_color and console.color_system is not None

@@ -51,8 +51,8 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         rooms = self._front.rooms
         model_from(request, limits=rooms.limits)
         ids = detokenized_ids_from(request, limits=rooms.limits)
-        text = rooms.booted.tokenizer.decode(ids, skip_special=skip_special_tokens_from(request))
-        return pb.DetokenizeResponse(text=text)
+        skip_special = skip_special_tokens_from(request)
+        return pb.DetokenizeResponse(text=await rooms.text_of(ids, skip_special=skip_special))
 
     @with_status
     async def GetServerInfo(

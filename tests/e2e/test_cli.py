@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +13,16 @@ import pytest
 from specd import __version__
 from tests.e2e.calls import PROMPT
 from tests.e2e.test_start import free_port
+from tests.support.commands import SPECD, specd
 from tests.support.daemon import Daemon, environment
 
-SPECD = Path(sys.executable).with_name("specd")
 GREEDY = ("--temperature", "0", "--ignore-eos")
-
-
-def _specd(
-    *arguments: str, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(SPECD), *arguments],
-        capture_output=True,
-        encoding="utf-8",
-        env=environment({"PYTHONUTF8": "1"} | dict(env or {})),
-        timeout=60,
-        check=False,
-    )
 
 
 def _generate(
     daemon: Daemon, *arguments: str, text: str = PROMPT
 ) -> subprocess.CompletedProcess[str]:
-    return _specd("generate", "--address", daemon.address, *arguments, text)
+    return specd("generate", "--address", daemon.address, *arguments, text)
 
 
 def _document(daemon: Daemon, *arguments: str, text: str = PROMPT) -> dict[str, Any]:
@@ -105,7 +90,7 @@ def test_chat_and_system_messages_go_through_the_template(daemon: Daemon) -> Non
         (("--temperature", "-1"), ("sampling.temperature", "at least 0")),
         (("--max-new-tokens", "0"), ("stop.max_new_tokens",)),
         (("--drafter", "eagle"), ("eagle", "ngram")),
-        (("--timeout", "0.001", "--ignore-eos"), ("Deadline",)),
+        (("--timeout", "0.001", "--ignore-eos"), ("DEADLINE_",)),
     ],
 )
 def test_a_refused_call_is_status_one_and_a_sentence(
@@ -121,7 +106,7 @@ def test_a_refused_call_is_status_one_and_a_sentence(
 
 def test_a_daemon_that_is_not_there_is_status_one_and_a_sentence() -> None:
     address = f"127.0.0.1:{free_port()}"
-    done = _specd("generate", "--address", address, "x")
+    done = specd("generate", "--address", address, "x")
     assert done.returncode == 1
     assert done.stderr.startswith("specd: ") and "Traceback" not in done.stderr
     assert address in done.stderr
@@ -130,7 +115,7 @@ def test_a_daemon_that_is_not_there_is_status_one_and_a_sentence() -> None:
 
 def test_an_output_that_cannot_show_every_character_shows_the_others(daemon: Daemon) -> None:
     arguments = ("generate", "--address", daemon.address, *GREEDY, "--max-new-tokens", "40", PROMPT)
-    full, ascii_ = _specd(*arguments), _specd(*arguments, env={"PYTHONIOENCODING": "ascii"})
+    full, ascii_ = specd(*arguments), specd(*arguments, env={"PYTHONIOENCODING": "ascii"})
     assert not full.stdout.isascii()
     assert (ascii_.returncode, ascii_.stderr) == (0, "")
     assert ascii_.stdout == full.stdout.encode("ascii", "replace").decode()
@@ -155,7 +140,7 @@ def test_a_reader_that_has_enough_is_no_traceback(daemon: Daemon) -> None:
 
 
 def test_models_list_is_one_json_document_that_tells_what_is_here(tmp_path: Path) -> None:
-    done = _specd("models", "list", "--json", env={"SPECD_CACHE": str(tmp_path)})
+    done = specd("models", "list", "--json", env={"SPECD_CACHE": str(tmp_path)})
     document = json.loads(done.stdout)
     assert (done.returncode, document["cache"]) == (0, str(tmp_path))
     models = {model["name"]: model for model in document["models"]}
@@ -165,20 +150,20 @@ def test_models_list_is_one_json_document_that_tells_what_is_here(tmp_path: Path
 
 
 def test_models_list_is_a_table_for_people(tmp_path: Path) -> None:
-    done = _specd("models", "list", env={"SPECD_CACHE": str(tmp_path)})
+    done = specd("models", "list", env={"SPECD_CACHE": str(tmp_path)})
     assert done.returncode == 0
     assert "smollm2-135m (default)" in done.stdout and "specd models pull" in done.stdout
 
 
 def test_pulling_an_unknown_model_is_status_one_and_a_sentence(tmp_path: Path) -> None:
-    done = _specd("models", "pull", "gpt-5", "--json", env={"SPECD_CACHE": str(tmp_path)})
+    done = specd("models", "pull", "gpt-5", "--json", env={"SPECD_CACHE": str(tmp_path)})
     assert done.returncode == 1
     assert "gpt-5" in done.stderr and "Traceback" not in done.stderr
     assert "gpt-5" in json.loads(done.stdout)["error"]
 
 
 def test_version() -> None:
-    done = _specd("--version")
+    done = specd("--version")
     assert (done.returncode, done.stdout) == (0, f"specd {__version__}\n")
 
 
@@ -197,7 +182,7 @@ def test_version() -> None:
     ],
 )
 def test_wrong_usage_is_status_two(arguments: tuple[str, ...]) -> None:
-    done = _specd(*arguments)
+    done = specd(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert "specd" in done.stderr and "Traceback" not in done.stderr

@@ -1,60 +1,41 @@
-"""The client against a real server on a real socket, which plays a script."""
+"""Streams of the async client against a real server on a real socket, which plays a script."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 
-import grpc
 import pytest
 from specd_client import (
     CallCancelled,
-    CallFailed,
     Client,
     DeadlineExceeded,
     Delta,
-    FieldViolation,
+    Event,
     Finished,
     FinishReason,
-    InternalError,
-    InvalidRequest,
-    NotReady,
-    Overloaded,
     ProtocolError,
     SequenceFinished,
     Started,
-    UnknownName,
-    Unsupported,
-    WrongState,
-    details,
+    Stream,
 )
-from specd_client import errors as client_errors
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import types_pb2
 
-from specd import errors
 from tests.support.scripted_server import (
     FINISHED,
     HEL,
     STARTED,
     STOPPED,
     WHOLE,
-    Script,
     play,
-    play_and_fail,
     play_and_hang,
     serving,
 )
 
 WAIT_S = 10.0
-
-
-async def failure_of(script: Script) -> CallFailed:
-    async with serving(script) as (client, _):
-        with pytest.raises(CallFailed) as failed:
-            await client.generate("Hi")
-    return failed.value
 
 
 async def eventually(happens: Awaitable[object]) -> None:
@@ -133,6 +114,68 @@ async def test_cancelling_the_reader_cancels_the_call() -> None:
 
 
 @pytest.mark.asyncio
+async def test_closing_a_generator_around_a_stream_cancels_the_call() -> None:
+    async def texts(client: Client) -> AsyncGenerator[str, None]:
+        async for event in client.stream("Hi"):
+            if isinstance(event, Delta):
+                yield event.text
+
+    async with serving(play_and_hang(STARTED, HEL)) as (client, scripted):
+        async with aclosing(texts(client)) as generator:
+            assert await anext(generator) == "Hel"
+        gc.collect()
+        await eventually(scripted.cancelled.wait())
+
+
+@pytest.mark.asyncio
+async def test_closing_a_stream_cancels_the_call() -> None:
+    async with serving(play_and_hang(STARTED)) as (client, scripted):
+        async with aclosing(client.stream("Hi")) as stream:
+            await anext(stream)
+        await eventually(scripted.cancelled.wait())
+
+
+def test_a_stream_may_outlive_its_loop() -> None:
+    async def leave() -> Stream[Event]:
+        async with serving(play_and_hang(STARTED)) as (client, _):
+            stream = client.stream("Hi")
+            await anext(stream)
+            return stream
+
+    stream = asyncio.run(leave())
+    stream.cancel()
+    del stream
+    gc.collect()
+
+
+@pytest.mark.asyncio
+async def test_another_task_can_cancel_a_stream_that_is_being_read() -> None:
+    async def read(stream: Stream[Event]) -> None:
+        async for _ in stream:
+            reading.set()
+
+    reading = asyncio.Event()
+    async with serving(play_and_hang(STARTED)) as (client, scripted):
+        stream = client.stream("Hi")
+        task = asyncio.create_task(read(stream))
+        await eventually(reading.wait())
+        stream.cancel()
+        with pytest.raises(CallCancelled):
+            await task
+        await eventually(scripted.cancelled.wait())
+
+
+@pytest.mark.asyncio
+async def test_leaving_a_watch_cancels_its_call() -> None:
+    async with serving(play()) as (client, scripted):
+        async for info in client.watch_server_info():
+            if info.counters.steps == 2:
+                break
+        gc.collect()
+        await eventually(scripted.cancelled.wait())
+
+
+@pytest.mark.asyncio
 async def test_a_reader_of_a_cancelled_stream_gets_an_error_and_no_task_cancellation() -> None:
     async with serving(play_and_hang(STARTED)) as (client, _):
         stream = client.stream("Hi")
@@ -190,93 +233,23 @@ async def test_a_broken_order_cancels_the_call() -> None:
         await eventually(scripted.cancelled.wait())
 
 
+def end_of(index: int) -> pb.StreamGenerateResponse:
+    ended = pb.SequenceFinished(sequence_index=index, finish_reason=pb.FINISH_REASON_MAX_TOKENS)
+    return pb.StreamGenerateResponse(sequence_finished=ended)
+
+
+@pytest.mark.asyncio
+async def test_generate_takes_no_second_sequence_that_nobody_asked_for() -> None:
+    async with serving(play(STARTED, HEL, SECOND, STOPPED, end_of(1), FINISHED)) as (client, _):
+        with pytest.raises(ProtocolError, match="several sequences"):
+            await client.generate("Hi")
+
+
 @pytest.mark.asyncio
 async def test_two_sequences_may_alternate() -> None:
-    end = pb.StreamGenerateResponse(
-        sequence_finished=pb.SequenceFinished(
-            sequence_index=1, finish_reason=pb.FINISH_REASON_MAX_TOKENS
-        )
-    )
-    async with serving(play(STARTED, HEL, SECOND, STOPPED, SECOND, end, FINISHED)) as (client, _):
+    events = (STARTED, HEL, SECOND, STOPPED, SECOND, end_of(1), FINISHED)
+    async with serving(play(*events)) as (client, _):
         assert len([event async for event in client.stream("Hi")]) == 7
-
-
-REFUSALS: list[tuple[Exception, type[CallFailed], str]] = [
-    (errors.InvalidField("stop", "bad"), InvalidRequest, "INVALID_FIELD"),
-    (errors.ContextLengthExceeded(9, 8), InvalidRequest, "CONTEXT_LENGTH_EXCEEDED"),
-    (errors.UnsupportedField("tenant"), Unsupported, "UNSUPPORTED_FIELD"),
-    (errors.UnknownName("model", "m", []), UnknownName, "UNKNOWN_NAME"),
-    (errors.QueueFull(4, 0.25), Overloaded, "QUEUE_FULL"),
-    (errors.NotServing("draining"), NotReady, "NOT_SERVING"),
-    (errors.OutOfPages(9, 8), WrongState, "OUT_OF_PAGES"),
-    (errors.StepFailed(), InternalError, "STEP_FAILED"),
-]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(("error", "kind", "reason"), REFUSALS)
-async def test_a_refusal_is_typed(error: Exception, kind: type[CallFailed], reason: str) -> None:
-    failed = await failure_of(play_and_fail(error))
-    assert (type(failed), failed.reason, failed.message) == (kind, reason, str(error))
-
-
-@pytest.mark.asyncio
-async def test_a_refusal_tells_its_details() -> None:
-    bad = await failure_of(play_and_fail(errors.InvalidField("stop", "bad")))
-    assert bad.field_violations == (FieldViolation("stop", "bad"),)
-    long = await failure_of(play_and_fail(errors.ContextLengthExceeded(9, 8)))
-    assert long.metadata == {"prompt_tokens": "9", "limit": "8"}
-    full = await failure_of(play_and_fail(errors.QueueFull(4, 0.25)))
-    assert full.retry_after_s == 0.25
-    unknown = await failure_of(play_and_fail(errors.UnknownName("model", "m", [])))
-    assert unknown.resource == ("model", "m")
-
-
-@pytest.mark.asyncio
-async def test_a_failure_after_some_output_ends_the_stream() -> None:
-    async with serving(play_and_fail(errors.StepFailed(), STARTED, HEL)) as (client, _):
-        seen: set[type] = set()
-        with pytest.raises(InternalError):
-            async for event in client.stream("Hi"):
-                seen |= {type(event)}
-    assert seen == {Started, Delta}
-
-
-@pytest.mark.asyncio
-async def test_a_failure_after_finished_is_not_taken_for_success() -> None:
-    failed = await failure_of(play_and_fail(errors.StepFailed(), *WHOLE))
-    assert failed.reason == "STEP_FAILED"
-
-
-@pytest.mark.asyncio
-async def test_an_address_where_nobody_listens_is_not_ready() -> None:
-    async with Client("127.0.0.1:1") as client:
-        with pytest.raises(NotReady):
-            await client.server_info()
-
-
-def test_every_status_code_has_an_error() -> None:
-    assert set(client_errors.ERRORS) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
-
-
-@pytest.mark.parametrize("serialized", [b"\xff", b"", b"\x1a\x02\xff\xff"])
-def test_details_that_cannot_be_read_are_empty(serialized: bytes) -> None:
-    assert details.details_from(serialized) == details.Details()
-
-
-@pytest.mark.asyncio
-async def test_abort_says_whether_the_request_was_live() -> None:
-    async with serving(play()) as (client, _):
-        assert await client.abort("live") is True
-        assert await client.abort("gone") is False
-        with pytest.raises(InvalidRequest):
-            await client.abort("")
-
-
-@pytest.mark.asyncio
-async def test_server_info_is_what_the_server_says() -> None:
-    async with serving(play()) as (client, _):
-        assert (await client.server_info()).version == "1.2.3"
 
 
 @pytest.mark.asyncio

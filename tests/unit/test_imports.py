@@ -115,10 +115,11 @@ def test_a_drafter_author_loads_neither_torch_nor_specd() -> None:
     assert loaded_by("import drafters.ngram, drafters.user", "torch", "specd", "grpc") == []
 
 
-def test_generate_and_its_help_leave_torch_unloaded() -> None:
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_client_command_and_its_help_leave_torch_unloaded(command: str) -> None:
     code = (
-        "from specd.cli import generate, main\n"
-        "try:\n    main.main(['generate', '--help'])\n"
+        f"from specd.cli import {command}, main\n"
+        f"try:\n    main.main(['{command}', '--help'])\n"
         "except SystemExit as done:\n    assert not done.code"
     )
-    assert loaded_by(code, "torch", "specd.cli.generate") == ["specd.cli.generate"]
+    assert loaded_by(code, "torch", f"specd.cli.{command}") == [f"specd.cli.{command}"]

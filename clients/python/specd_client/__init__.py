@@ -1,7 +1,8 @@
 """The client of specd. Needs grpcio and protobuf alone.
 
-Everything a program calls is exported here; `specd_client.v1` holds the generated messages and
-stubs, for what this package does not wrap.
+Everything a program calls is exported here, with the async client. `specd_client.sync` has `Client`
+and `Stream` without asyncio; all other names serve both. `specd_client.v1` holds the generated
+messages and stubs, for what this package does not wrap.
 """
 
 from specd_client.client import Client, Stream
@@ -13,11 +14,13 @@ from specd_client.errors import (
     FieldViolation,
     InternalError,
     InvalidRequest,
+    MessageTooLarge,
     NotAuthenticated,
     NotPermitted,
     NotReady,
     Overloaded,
     ProtocolError,
+    Reason,
     SpecdClientError,
     UnknownName,
     Unsupported,
@@ -36,7 +39,7 @@ from specd_client.events import (
     Started,
     Usage,
 )
-from specd_client.request import Options
+from specd_client.request import Options, PromptOptions
 
 __version__ = "0.1.0"
 
@@ -55,12 +58,15 @@ __all__ = [
     "Finished",
     "InternalError",
     "InvalidRequest",
+    "MessageTooLarge",
     "NotAuthenticated",
     "NotPermitted",
     "NotReady",
     "Options",
     "Overloaded",
+    "PromptOptions",
     "ProtocolError",
+    "Reason",
     "SequenceFinished",
     "SpecdClientError",
     "SpeculationStats",

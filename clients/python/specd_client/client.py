@@ -1,6 +1,7 @@
-"""The async client: a channel, and streams over it.
+"""The async client: calls and streams over a grpc.aio channel.
 
-Knows how calls run and end; leaves requests to `request.py` and messages to `events.py`.
+Knows how async calls run and end; what they say is in `calls.py`. `sync.py` is the same without
+`await`.
 
 Invariant: a stream yields events in the order that the protocol promises or raises; however it is
 left, its call is over or cancelled.
@@ -9,106 +10,61 @@ left, its call is over or cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import grpc
 
-from specd_client.errors import ProtocolError, error_from, failure
-from specd_client.events import (
-    Completion,
-    Delta,
-    Event,
-    Finished,
-    SequenceFinished,
-    Started,
-    event_from,
-)
-from specd_client.request import Options, request_from
-from specd_client.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
+from specd_client import calls
+from specd_client.calls import Call
+from specd_client.connection import Connection
+from specd_client.errors import CallFailed, ProtocolError, error_from, failure
+from specd_client.events import Completion, Event
+from specd_client.order import completion_from
+from specd_client.readiness import PAUSE_S, Wait
+from specd_client.request import Options, PromptOptions, check_one_sequence
+from specd_client.v1 import admin_pb2, model_pb2
 
-Metadata = Sequence[tuple[str, str | bytes]]
 T = TypeVar("T")
-_Call = grpc.aio.UnaryStreamCall[
-    generation_pb2.StreamGenerateRequest, generation_pb2.StreamGenerateResponse
-]
 
 
-class Order:
-    """The order of events that the protocol promises: one object per stream."""
+class Stream(Generic[T]):
+    """What one call yields, in order: `async for event in stream`.
 
-    def __init__(self) -> None:
-        self._started = False
-        self._open: set[int] = set()
-        self._closed: set[int] = set()
-        self._finished = False
-
-    def check(self, event: Event) -> None:
-        """Takes the next event. Raises ProtocolError where it may not come now."""
-        if self._finished:
-            raise ProtocolError(f"{type(event).__name__} after finished")
-        if isinstance(event, Started) is self._started:
-            raise ProtocolError("a stream begins with one started and no other event")
-        self._started = True
-        match event:
-            case Delta():
-                self._check_open(event.sequence_index)
-            case SequenceFinished():
-                self._check_open(event.sequence_index)
-                self._open.remove(event.sequence_index)
-                self._closed.add(event.sequence_index)
-            case Finished():
-                self._check_all_closed()
-                self._finished = True
-
-    def check_end(self) -> None:
-        """Raises ProtocolError where the stream may not end now."""
-        if not self._finished:
-            raise ProtocolError("the stream ended without finished")
-
-    def _check_open(self, index: int) -> None:
-        if index in self._closed:
-            raise ProtocolError(f"an event of sequence {index} after its end")
-        self._open.add(index)
-
-    def _check_all_closed(self) -> None:
-        if self._open or not self._closed:
-            raise ProtocolError("finished before the end of every sequence")
-
-
-class Stream:
-    """The events of one generation, in order: `async for event in stream`.
-
-    Leaving the loop early and dropping the stream cancels the call, and so do `cancel` and leaving
-    an `async with` block. Iterating raises CallFailed where the call ends with a status, and
-    ProtocolError where the server breaks the order of events.
+    Leaving the loop early and dropping the stream cancels the call, and so do `cancel`, `aclose`
+    and leaving an `async with` block. Iterating raises CallFailed where the call ends with a
+    status, and ProtocolError where the server breaks the order of events.
     """
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, rpc: grpc.aio.UnaryStreamCall[Any, Any], call: Call[T]) -> None:
+        self._rpc = rpc
         self._call = call
-        self._order = Order()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
-        response = await self._read()
+    async def __anext__(self) -> T:
+        with _typed_errors():
+            response = await self._rpc.read()
         try:
-            if response is None:
-                self._order.check_end()
-                raise StopAsyncIteration
-            event = event_from(response)
-            self._order.check(event)
+            if isinstance(response, self._call.answer):
+                return self._call.read(response)
+            self._call.check_end()
         except ProtocolError:
             self.cancel()
             raise
-        return event
+        raise StopAsyncIteration
 
     def cancel(self) -> None:
         """Cancels the call; whoever reads it gets CallCancelled. Does nothing after its end."""
-        if not self._call.done():
-            self._call.cancel()
+        if not self._rpc.done():
+            self._rpc.cancel()
+
+    async def aclose(self) -> None:
+        """Cancels the call, for `contextlib.aclosing`."""
+        self.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,55 +78,21 @@ class Stream:
         self.cancel()
 
     def __del__(self) -> None:
-        if hasattr(self, "_call"):
+        if hasattr(self, "_rpc"):
             self.cancel()
 
-    async def _read(self) -> generation_pb2.StreamGenerateResponse | None:
-        """Returns the next message, None at the end of a call whose status is OK."""
-        try:
-            response = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise error_from(error) from None
-        except asyncio.CancelledError:
-            # grpc raises this for a cancelled call too; the task itself was told nothing.
-            if _task_is_cancelled():
-                raise
-            raise failure(grpc.StatusCode.CANCELLED, "cancelled by this client") from None
-        if isinstance(response, generation_pb2.StreamGenerateResponse):
-            return response
-        return None
 
-
-class Client:
+class Client(Connection[grpc.aio.Channel]):
     """A connection to one daemon: `async with Client("localhost:50051") as client`.
 
-    address: what grpc takes, `host:port` or `unix:/path`. credentials: None is plain text.
-    metadata: sent with every call. channel_options: of grpc.aio.
+    address: what gRPC takes, `host:port` or `unix:/path`. credentials: None is plain text.
+    metadata: sent with every call. channel_options: of gRPC. retries: whether refused calls are
+    tried again, as `specd_client/service_config.json` says. The timeout_s of a method is the
+    deadline of its whole call, retries included; None is no deadline.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-        metadata: Metadata = (),
-        channel_options: Sequence[tuple[str, Any]] = (),
-    ) -> None:
-        self._address = address
-        self._credentials = credentials
-        self._metadata = tuple(metadata)
-        self._channel_options = tuple(channel_options)
-        self._channel: grpc.aio.Channel | None = None
-
     async def __aenter__(self) -> Self:
-        if self._channel is not None:
-            raise RuntimeError("this client is open already")
-        if self._credentials is None:
-            self._channel = grpc.aio.insecure_channel(self._address, self._channel_options)
-        else:
-            self._channel = grpc.aio.secure_channel(
-                self._address, self._credentials, self._channel_options
-            )
+        self._open(grpc.aio.insecure_channel, grpc.aio.secure_channel)
         return self
 
     async def __aexit__(
@@ -179,15 +101,7 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        channel, self._channel = self.channel, None
-        await channel.close()
-
-    @property
-    def channel(self) -> grpc.aio.Channel:
-        """The channel, for stubs of `specd_client.v1`. Raises RuntimeError where it is closed."""
-        if self._channel is None:
-            raise RuntimeError("open the client first: async with Client(address) as client")
-        return self._channel
+        await self._close().close()
 
     def stream(
         self,
@@ -197,11 +111,9 @@ class Client:
         messages: Iterable[Mapping[str, str]] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[Options],
-    ) -> Stream:
+    ) -> Stream[Event]:
         """Starts a generation and returns its events. Raises TypeError for bad options."""
-        request = request_from(text, token_ids, messages, options)
-        stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
-        return Stream(stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
+        return self._start(calls.stream(text, token_ids, messages, options), timeout_s)
 
     async def generate(
         self,
@@ -213,58 +125,107 @@ class Client:
         **options: Unpack[Options],
     ) -> Completion:
         """Generates one sequence and returns all of it. Raises CallFailed or ProtocolError."""
-        if (options.get("num_sequences") or 1) > 1:
-            raise ValueError("generate gathers one sequence; use stream for more")
-        stream = self.stream(
-            text, token_ids=token_ids, messages=messages, timeout_s=timeout_s, **options
-        )
-        async with stream:
-            return _completion([event async for event in stream])
+        check_one_sequence(options)
+        call = calls.stream(text, token_ids, messages, options)
+        async with self._start(call, timeout_s) as stream:
+            return completion_from([event async for event in stream])
 
-    async def abort(self, request_id: str) -> bool:
+    async def abort(self, request_id: str, *, timeout_s: float | None = None) -> bool:
         """Ends a generation, whose stream finishes with ABORTED. Returns whether it was live."""
-        stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
-        request = generation_pb2.AbortGenerationRequest(request_id=request_id)
-        response = await _answer(stub.AbortGeneration(request, metadata=self._metadata))
-        return response.found
+        return await self._ask(calls.abort(request_id), timeout_s)
 
-    async def server_info(self) -> model_pb2.ServerInfo:
-        """Returns what the server says of itself now. Raises CallFailed."""
-        stub = model_pb2_grpc.ModelServiceStub(self.channel)
-        request = model_pb2.GetServerInfoRequest()
-        response = await _answer(stub.GetServerInfo(request, metadata=self._metadata))
-        return response.info
+    async def model(
+        self, name: str | None = None, *, timeout_s: float | None = None
+    ) -> model_pb2.ModelInfo:
+        """Returns the description of a model, by default the one that is served."""
+        return await self._ask(calls.model(name), timeout_s)
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        token_ids: Iterable[int] | None = None,
+        messages: Iterable[Mapping[str, str]] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> tuple[int, ...]:
+        """Returns the token ids that a generation of this prompt would start from."""
+        return await self._ask(calls.tokenize(text, token_ids, messages, options), timeout_s)
+
+    async def detokenize(
+        self,
+        token_ids: Iterable[int],
+        *,
+        skip_special_tokens: bool | None = None,
+        model: str | None = None,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Returns the text of token ids."""
+        return await self._ask(calls.detokenize(token_ids, skip_special_tokens, model), timeout_s)
+
+    async def server_info(self, *, timeout_s: float | None = None) -> model_pb2.ServerInfo:
+        """Returns what the server says of itself now."""
+        return await self._ask(calls.server_info(), timeout_s)
+
+    def watch_server_info(
+        self, interval_s: float | None = None, *, timeout_s: float | None = None
+    ) -> Stream[model_pb2.ServerInfo]:
+        """Starts to yield what the server says of itself, at once and then at an interval."""
+        return self._start(calls.watch_server_info(interval_s), timeout_s)
+
+    async def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Waits until the server takes generations, also for one that is not there yet.
+
+        Raises:
+            DeadlineExceeded: not within timeout_s; the message tells the last state.
+            CallFailed: what waiting cannot cure, for instance a server without health checks.
+        """
+        wait = Wait(timeout_s)
+        while True:
+            try:
+                async with self._start(wait.watch(), wait.left_s()) as states:
+                    async for serving in states:
+                        if serving:
+                            return
+            except CallFailed as error:
+                wait.endure(error)
+            await asyncio.sleep(PAUSE_S)
+
+    async def drain(
+        self, timeout_s: float | None = None, *, call_timeout_s: float | None = None
+    ) -> admin_pb2.DrainResponse:
+        """Refuses new requests and returns when none is live; for the address of the admin calls.
+
+        timeout_s: after this, live generations end with ABORTED; None waits as long as they take.
+        call_timeout_s: the deadline of this call.
+        """
+        return await self._ask(calls.drain(timeout_s), call_timeout_s)
+
+    async def _ask(self, call: Call[T], timeout_s: float | None) -> T:
+        method = self.channel.unary_unary(
+            call.method, type(call.request).SerializeToString, call.answer.FromString
+        )
+        with _typed_errors():
+            answer = await method(call.request, timeout=timeout_s, metadata=self._metadata)
+        return call.read(answer)
+
+    def _start(self, call: Call[T], timeout_s: float | None) -> Stream[T]:
+        method = self.channel.unary_stream(
+            call.method, type(call.request).SerializeToString, call.answer.FromString
+        )
+        return Stream(method(call.request, timeout=timeout_s, metadata=self._metadata), call)
 
 
-async def _answer(call: Awaitable[T]) -> T:
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    """Turns the errors of grpc.aio into those of this package."""
     try:
-        return await call
+        yield
     except grpc.aio.AioRpcError as error:
         raise error_from(error) from None
-
-
-def _completion(events: Sequence[Event]) -> Completion:
-    """Returns the whole answer that a checked stream of one sequence told."""
-    started, *_, sequence, finished = events
-    assert isinstance(started, Started)
-    assert isinstance(finished, Finished)
-    if not isinstance(sequence, SequenceFinished):
-        raise ProtocolError("something between the end of the sequence and finished")
-    deltas = [event for event in events if isinstance(event, Delta)]
-    return Completion(
-        started=started,
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
-        steps=tuple(step for delta in deltas for step in delta.steps),
-        finish_reason=sequence.finish_reason,
-        matched_token_id=sequence.matched_token_id,
-        matched_stop_string=sequence.matched_stop_string,
-        usage=finished.usage,
-        speculation=finished.speculation,
-    )
-
-
-def _task_is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    except asyncio.CancelledError:
+        # grpc raises this for a cancelled call too; the task itself was told nothing.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 0:
+            raise
+        raise failure(grpc.StatusCode.CANCELLED, "cancelled by this client") from None

@@ -1,7 +1,6 @@
 """Reads `grpc-status-details-bin`: the google.rpc messages that come with an error.
 
-Knows their field numbers, which are public and fixed, and keeps the declarations in a descriptor
-pool of its own, so that a program may load googleapis-common-protos, in any version, beside this.
+Knows their field numbers, which are public and fixed.
 
 Invariant: bytes that cannot be read give empty details, never an exception; the status code and
 message of the call stand without them.
@@ -13,21 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
-PACKAGE = "specd_client.details"
-TYPES = {
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-}
-# Per message the fields by number: name, then type; a trailing * marks a repeated field. A map is
-# on the wire what a repeated entry is.
-MESSAGES: Mapping[str, Mapping[int, tuple[str, str]]] = {
+from specd_client.declared import Messages, message_classes
+
+MESSAGES: Messages = {
     "Status": {1: ("code", "int32"), 2: ("message", "string"), 3: ("details", "Packed*")},
     "Packed": {1: ("type_url", "string"), 2: ("value", "bytes")},
     "ErrorInfo": {1: ("reason", "string"), 2: ("domain", "string"), 3: ("metadata", "Entry*")},
@@ -90,29 +79,4 @@ def _collected(status: Any) -> dict[str, Any]:
     return found
 
 
-def _declaration() -> FileDescriptorProto:
-    file = FileDescriptorProto(name=f"{PACKAGE}.proto", package=PACKAGE, syntax="proto3")
-    for name, fields in MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for number, (field_name, kind) in fields.items():
-            declared = message.field.add(name=field_name, number=number)
-            declared.label = FieldDescriptorProto.LABEL_OPTIONAL
-            if kind.endswith("*"):
-                declared.label = FieldDescriptorProto.LABEL_REPEATED
-            if kind in TYPES:
-                declared.type = TYPES[kind]
-            else:
-                declared.type = FieldDescriptorProto.TYPE_MESSAGE
-                declared.type_name = f".{PACKAGE}.{kind.rstrip('*')}"
-    return file
-
-
-def _message_classes() -> dict[str, Any]:
-    pool = DescriptorPool()
-    pool.Add(_declaration())
-    return {
-        name: GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in MESSAGES
-    }
-
-
-_CLASSES = _message_classes()
+_CLASSES = message_classes("specd_client.details", MESSAGES)

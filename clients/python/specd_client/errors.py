@@ -8,6 +8,7 @@
         |-- DuplicateRequest      ALREADY_EXISTS
         |-- Unsupported           UNIMPLEMENTED
         |-- Overloaded            RESOURCE_EXHAUSTED
+        |-- MessageTooLarge       RESOURCE_EXHAUSTED, told by gRPC itself
         |-- NotReady              UNAVAILABLE: starting, draining, or nobody listens
         |-- WrongState            FAILED_PRECONDITION
         |-- DeadlineExceeded      DEADLINE_EXCEEDED
@@ -22,6 +23,8 @@ Invariant: ERRORS has a class for every status code but OK.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
 
 import grpc
 
@@ -36,11 +39,13 @@ __all__ = [
     "FieldViolation",
     "InternalError",
     "InvalidRequest",
+    "MessageTooLarge",
     "NotAuthenticated",
     "NotPermitted",
     "NotReady",
     "Overloaded",
     "ProtocolError",
+    "Reason",
     "SpecdClientError",
     "UnknownName",
     "Unsupported",
@@ -48,6 +53,28 @@ __all__ = [
     "error_from",
     "failure",
 ]
+
+
+# How gRPC itself says that a message exceeds a limit, the server's or this client's.
+TOO_LARGE = "message larger than max"
+
+
+class Reason(StrEnum):
+    """What `CallFailed.reason` says of errors that this version of specd sends."""
+
+    INVALID_FIELD = "INVALID_FIELD"
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+    UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
+    UNKNOWN_NAME = "UNKNOWN_NAME"
+    DUPLICATE_REQUEST = "DUPLICATE_REQUEST"
+    QUEUE_FULL = "QUEUE_FULL"
+    DEADLINE_TOO_SHORT = "DEADLINE_TOO_SHORT"
+    WRONG_STATE = "WRONG_STATE"
+    NOT_SERVING = "NOT_SERVING"
+    OUT_OF_PAGES = "OUT_OF_PAGES"
+    NON_FINITE_LOGITS = "NON_FINITE_LOGITS"
+    STEP_FAILED = "STEP_FAILED"
+    INTERNAL = "INTERNAL"
 
 
 class SpecdClientError(Exception):
@@ -61,13 +88,14 @@ class ProtocolError(SpecdClientError):
 class CallFailed(SpecdClientError):
     """A call that ended with a status.
 
-    code: of the status. reason: upper-case name of the situation, empty where none was sent.
-    metadata: further facts by name. field_violations: the fields that were refused. retry_after_s:
-    when the same call may succeed. resource: (kind, name) of what is missing or taken.
+    code: of the status. reason: name of the situation, a `Reason` or one of a newer server; empty
+    where none was sent. metadata: further facts by name. field_violations: the fields that were
+    refused. retry_after_s: when the same call may succeed. resource: (kind, name) of what is
+    missing or taken.
     """
 
     def __init__(self, code: grpc.StatusCode, message: str, details: Details) -> None:
-        super().__init__(f"{message} [{details.reason or code.name}]")
+        super().__init__(code, message, details)  # what pickle calls the class with
         self.code = code
         self.message = message
         self.reason = details.reason
@@ -75,6 +103,13 @@ class CallFailed(SpecdClientError):
         self.field_violations: tuple[FieldViolation, ...] = details.field_violations
         self.retry_after_s = details.retry_after_s
         self.resource = details.resource
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.reason or self.code.name}]"
+
+    def __repr__(self) -> str:
+        told = f"code={self.code.name}, reason={self.reason!r}, message={self.message!r}"
+        return f"{type(self).__name__}({told})"
 
 
 class InvalidRequest(CallFailed):
@@ -95,6 +130,10 @@ class Unsupported(CallFailed):
 
 class Overloaded(CallFailed):
     """The server has no room now; try again after `retry_after_s`."""
+
+
+class MessageTooLarge(CallFailed):
+    """The request or the answer exceeds the size that a message may have; a retry cannot help."""
 
 
 class NotReady(CallFailed):
@@ -145,10 +184,11 @@ ERRORS: Mapping[grpc.StatusCode, type[CallFailed]] = {
 }
 
 
-def error_from(error: grpc.aio.AioRpcError) -> CallFailed:
-    """Returns the typed error of a failed call."""
+def error_from(error: grpc.RpcError) -> CallFailed:
+    """Returns the typed error of a failed call, sync or async."""
     details = Details()
-    for key, value in error.trailing_metadata() or ():
+    trailers: Any = error.trailing_metadata() or ()  # pairs, in either form of grpc
+    for key, value in trailers:
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             details = details_from(value)
     return failure(error.code(), error.details() or "", details)
@@ -156,4 +196,8 @@ def error_from(error: grpc.aio.AioRpcError) -> CallFailed:
 
 def failure(code: grpc.StatusCode, message: str, details: Details | None = None) -> CallFailed:
     """Returns the typed error of a status."""
-    return ERRORS.get(code, CallFailed)(code, message, details or Details())
+    details = details or Details()
+    kind = ERRORS.get(code, CallFailed)
+    if kind is Overloaded and not details.reason and TOO_LARGE in message:
+        kind = MessageTooLarge
+    return kind(code, message, details)

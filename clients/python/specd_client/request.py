@@ -1,4 +1,4 @@
-"""Python options -> StreamGenerateRequest.
+"""Python options -> messages.
 
 Knows which option fills which field; knows no default, limit or rule: the server has these.
 
@@ -12,10 +12,21 @@ from typing import Any, TypedDict
 
 from google.protobuf.json_format import ParseDict
 
-from specd_client.v1 import generation_pb2, types_pb2
+from specd_client.v1 import generation_pb2, model_pb2, types_pb2
+
+Request = generation_pb2.StreamGenerateRequest | model_pb2.TokenizeRequest
 
 
-class Options(TypedDict, total=False):
+class PromptOptions(TypedDict, total=False):
+    """Options of a prompt. None is the same as leaving one out: the server's default."""
+
+    model: str | None
+    add_special_tokens: bool | None
+    tools: Sequence[Mapping[str, Any]] | None
+    template_arguments: Mapping[str, Any] | None
+
+
+class Options(PromptOptions, total=False):
     """Options of a generation. None is the same as leaving one out: the server's default.
 
     Named as on the wire, but: return_text, return_token_ids, return_steps and return_logprob_basis
@@ -24,12 +35,8 @@ class Options(TypedDict, total=False):
     """
 
     request_id: str | None
-    model: str | None
     priority: int | None
     tenant: str | None
-    add_special_tokens: bool | None
-    tools: Sequence[Mapping[str, Any]] | None
-    template_arguments: Mapping[str, Any] | None
     temperature: float | None
     top_p: float | None
     top_k: int | None
@@ -94,9 +101,40 @@ def request_from(
     options: Mapping[str, Any],
 ) -> generation_pb2.StreamGenerateRequest:
     """Returns the request. Raises TypeError for an unknown option or not exactly one prompt."""
+    request = generation_pb2.StreamGenerateRequest()
+    _fill(request, text, token_ids, messages, options)
+    return request
+
+
+def tokenize_request_from(
+    text: str | None,
+    token_ids: Iterable[int] | None,
+    messages: Iterable[Mapping[str, str]] | None,
+    options: Mapping[str, Any],
+) -> model_pb2.TokenizeRequest:
+    """Returns the request. Raises TypeError for an unknown option or not exactly one prompt."""
+    request = model_pb2.TokenizeRequest()
+    if unknown := options.keys() - PromptOptions.__annotations__.keys():
+        raise TypeError(f"unknown option {min(unknown)!r}")
+    _fill(request, text, token_ids, messages, options)
+    return request
+
+
+def check_one_sequence(options: Options) -> None:
+    """Raises ValueError where the options ask for more sequences than one."""
+    if (options.get("num_sequences") or 1) > 1:
+        raise ValueError("generate gathers one sequence; use stream for more")
+
+
+def _fill(
+    request: Request,
+    text: str | None,
+    token_ids: Iterable[int] | None,
+    messages: Iterable[Mapping[str, str]] | None,
+    options: Mapping[str, Any],
+) -> None:
     if sum(form is not None for form in (text, token_ids, messages)) != 1:
         raise TypeError("give exactly one of text, token_ids and messages")
-    request = generation_pb2.StreamGenerateRequest()
     if text is not None:
         request.input.text = text
     elif token_ids is not None:
@@ -110,10 +148,9 @@ def request_from(
     for name, value in options.items():
         if value is not None:
             _set_option(request, name, value)
-    return request
 
 
-def _set_option(request: generation_pb2.StreamGenerateRequest, name: str, value: Any) -> None:
+def _set_option(request: Any, name: str, value: Any) -> None:
     if name in PLACES:
         part, field = PLACES[name]
         _set(getattr(request, part) if part else request, field, value)
