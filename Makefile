@@ -6,7 +6,7 @@ MODEL ?= smollm2-135m
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types check generate clean
+.PHONY: setup node demo test test-node check-client lint types check generate clean
 
 setup: $(STAMP)
 
@@ -21,8 +21,27 @@ demo: setup
 	$(BIN)/specd models pull $(MODEL)
 	$(BIN)/python -m benchmarks.demo --model $(MODEL) --weights $(WEIGHTS)
 
-test: setup
+# node and npm come as Python packages, so that nothing else has to be on the machine.
+NODE := clients/node
+NODE_SOURCES := $(shell find $(NODE)/src $(NODE)/test $(NODE)/conformance proto -name generated -prune -o -type f -print)
+NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix $(NODE) --no-fund --no-audit
+
+node: $(NODE)/dist/.built
+
+$(NODE)/dist/.built: $(STAMP) $(NODE)/package-lock.json $(NODE)/tsconfig.json $(NODE_SOURCES)
+	$(NPM) ci
+	$(NPM) run build
+	touch $@
+
+test: setup node
 	$(BIN)/python -m pytest
+
+test-node: node
+	$(NPM) test
+
+# The client without the daemon's packages, on each supported Python that is here.
+check-client: setup
+	$(BIN)/python scripts/check_client
 
 lint: setup
 	$(BIN)/ruff check .
@@ -41,3 +60,4 @@ check: lint types
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(NODE)/node_modules $(NODE)/dist $(NODE)/src/generated

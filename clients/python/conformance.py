@@ -218,8 +218,10 @@ async def inspect(client: Client, parameters: Json, _: Json) -> Json:
 
 async def drain(client: Client, parameters: Json, job: Json) -> Json:
     prompt, timeout_ms = parameters["prompt"], parameters["drain_timeout_ms"]
-    streams = [client.stream(**asked(prompt, options)) for options in parameters["options"]]
-    await counted(client, running=1, waiting=len(streams) - 1)
+    streams: list[AsyncIterator[Event]] = []
+    for options in parameters["options"]:
+        streams.append(client.stream(**asked(prompt, options)))
+        await counted(client, running=1, waiting=len(streams) - 1)
     async with Client(job["admin_address"], retries=False) as operator:
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         draining = asyncio.create_task(operator.drain(timeout_s))

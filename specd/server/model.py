@@ -12,6 +12,7 @@ import grpc
 from specd_client.v1 import model_pb2 as pb
 from specd_client.v1 import model_pb2_grpc
 
+from specd.errors import InvalidField
 from specd.server.convert import model_from, prompt_from
 from specd.server.convert_model import (
     detokenized_ids_from,
@@ -21,6 +22,9 @@ from specd.server.convert_model import (
 from specd.server.front import Front
 from specd.server.info import model_info, server_info
 from specd.server.status import with_status
+
+# A message may have 4 MiB.
+MAX_TEXT_BYTES = 4_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,8 +55,11 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         rooms = self._front.rooms
         model_from(request, limits=rooms.limits)
         ids = detokenized_ids_from(request, limits=rooms.limits)
-        skip_special = skip_special_tokens_from(request)
-        return pb.DetokenizeResponse(text=await rooms.text_of(ids, skip_special=skip_special))
+        text = await rooms.text_of(ids, skip_special=skip_special_tokens_from(request))
+        # gRPC would send nothing and say so in a status that is none of ours.
+        if len(text.encode()) > MAX_TEXT_BYTES:
+            raise InvalidField("token_ids", f"their text has more than {MAX_TEXT_BYTES} bytes")
+        return pb.DetokenizeResponse(text=text)
 
     @with_status
     async def GetServerInfo(

@@ -15,6 +15,9 @@ BAD_CALLS: list[tuple[tuple[Any, Any, Any], dict[str, Any]]] = [
     (("Hi", [1], None), {}),
     (("Hi", None, None), {"temprature": 1.0}),
     (("Hi", None, None), {"stop_strings": "abc"}),
+    (("Hi", None, None), {"tools": [{"name": "f"}]}),
+    ((None, [1], None), {"template_arguments": {}}),
+    (("Hi", None, None), {"regex": "a", "choice": ["a"]}),
 ]
 
 
@@ -71,6 +74,8 @@ def test_every_field_of_a_request_has_an_option() -> None:
     ]
     for option in Options.__annotations__:
         values = VALUES.get(option, [1])
-        requests += [request_from("Hi", None, None, {option: value}) for value in values]
+        chat = option in {"tools", "template_arguments"}
+        prompt = (None, None, [{"role": "user", "content": "Hi"}]) if chat else ("Hi", None, None)
+        requests += [request_from(*prompt, {option: value}) for value in values]
     reached = {leaf for request in requests for leaf in set_leaves(request)}
     assert reached == set(leaves(pb.StreamGenerateRequest.DESCRIPTOR))

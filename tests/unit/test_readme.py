@@ -12,10 +12,13 @@ from specd.engine.drafting import DraftAsk, Drafting
 
 ROOT = Path(__file__).parents[2]
 # Generated code and test files are described by their folder.
-_BY_FOLDER = ("clients/python/specd_client/v1/", "tests/")
+_BY_FOLDER = ("clients/python/specd_client/v1/", "clients/node/test/", "tests/")
 _DOCUMENTED = ("proto/", "specd/", "drafters/", "clients/", "benchmarks/", "scripts/", "tests/")
 _UNTOLD = ("__init__.py", "py.typed", "LICENSE")
-_LEFT_BEHIND = ("__pycache__", ".egg-info", ".mypy_cache", ".ruff_cache", ".part")
+_LEFT_BEHIND = (
+    *("__pycache__", ".egg-info", ".mypy_cache", ".ruff_cache", ".part"),
+    *("node_modules", "dist", "generated"),
+)
 
 
 def _tree() -> dict[str, str]:

@@ -86,6 +86,8 @@ PLAIN = {
     "speculation": ("drafters", "max_draft_tokens"),
     "structure": ("json_schema", "regex", "grammar"),
 }
+ONLY_CHAT = ("tools", "template_arguments")
+STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 PLACES = {name: (part, name) for part, names in PLAIN.items() for name in names} | {
     "return_text": ("output", "text"),
     "return_token_ids": ("output", "token_ids"),
@@ -100,7 +102,11 @@ def request_from(
     messages: Iterable[Mapping[str, str]] | None,
     options: Mapping[str, Any],
 ) -> generation_pb2.StreamGenerateRequest:
-    """Returns the request. Raises TypeError for an unknown option or not exactly one prompt."""
+    """Returns the request.
+
+    Raises TypeError for an unknown option, not exactly one prompt, and options that exclude each
+    other.
+    """
     request = generation_pb2.StreamGenerateRequest()
     _fill(request, text, token_ids, messages, options)
     return request
@@ -145,9 +151,18 @@ def _fill(
         request.input.chat.messages.extend(
             types_pb2.ChatMessage(**message) for message in messages or ()
         )
-    for name, value in options.items():
-        if value is not None:
-            _set_option(request, name, value)
+    given = {name: value for name, value in options.items() if value is not None}
+    _check_together(given, is_chat=messages is not None)
+    for name, value in given.items():
+        _set_option(request, name, value)
+
+
+def _check_together(given: Mapping[str, Any], *, is_chat: bool) -> None:
+    """Raises TypeError for options of which protobuf would silently keep the last."""
+    if not is_chat and (misplaced := [name for name in ONLY_CHAT if name in given]):
+        raise TypeError(f"{misplaced[0]} goes with messages")
+    if len(structures := [name for name in STRUCTURES if name in given]) > 1:
+        raise TypeError(f"give one of {' and '.join(structures)}")
 
 
 def _set_option(request: Any, name: str, value: Any) -> None:
