@@ -1,7 +1,7 @@
 """The place where a request's events wait for its reader.
 
 One writer (the loop, which never waits), one reader (the stream's handler). Deltas that nobody has
-read are joined into one when the reader comes, so a slow reader costs memory for its own
+read are joined into few when the reader comes, so a slow reader costs memory for its own
 generation and nothing else. Invariant: events keep their order, and nothing follows the end.
 """
 
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from itertools import takewhile
 from typing import NamedTuple, Self
 
 from specd.engine.events import Delta, Event
 from specd.errors import SpecdError
+
+# Tokens, characters and steps of one merged delta: some hundred kilobytes on the wire. A context of
+# 100,000 unread tokens in one message would be more than readers and gRPC itself take.
+MAX_MERGED = 16_384
 
 
 class EndOfEvents(Exception):
@@ -99,12 +102,13 @@ class Mailbox:
         first = self._events[0]
         if not isinstance(first, Delta):
             return self._events.popleft()
-        run = [event for event in takewhile(_is_delta, self._events) if isinstance(event, Delta)]
-        for _ in run:
+        run: list[Delta] = []
+        size = 0
+        while self._events and isinstance(event := self._events[0], Delta):
+            size += len(event.token_ids) + len(event.text) + len(event.steps)
+            if run and size > MAX_MERGED:
+                break
+            run.append(event)
             self._events.popleft()
         self._merged += len(run) - 1
         return merge(run)
-
-
-def _is_delta(event: Event) -> bool:
-    return isinstance(event, Delta)

@@ -66,15 +66,15 @@ def download(facts: HubFacts, partial: Partial, tell: Callable[[int], None]) -> 
 
     Raises: PullFailed; OSError of the disk. What has come by then is marked.
     """
-    fruitless = 0
+    fruitless, most = 0, partial.num_bytes
     while partial.num_bytes < facts.num_bytes:
-        start = partial.num_bytes
         try:
             _append(facts, partial, tell)
             problem = f"it ended after {partial.num_bytes} of {facts.num_bytes} bytes"
         except _Cut as cut:
             problem = str(cut)
-        fruitless = 0 if partial.num_bytes > start else fruitless + 1
+        fruitless = 0 if partial.num_bytes > most else fruitless + 1
+        most = max(most, partial.num_bytes)
         if fruitless >= MAX_FRUITLESS:
             raise PullFailed(f"the download of {facts.file} broke off: {problem}")
         time.sleep(PAUSE_S * fruitless)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -64,12 +64,17 @@ class _Mark:
     digest: _Hash
     part: str | None
 
+    def after(self, chunk: memoryview) -> _Mark:
+        digest = self.digest.copy()
+        digest.update(chunk)
+        return _Mark(self.num_bytes + len(chunk), digest, None)
+
+
+_START = _Mark(0, hashlib.sha256(), None)
+
 
 class Partial:
-    """Use it as a context manager: at its end the record fits the bytes, or both are gone.
-
-    num_bytes: how long the file is now.
-    """
+    """Use it as a context manager: at its end the record fits the bytes, or both are gone."""
 
     def __init__(self, path: Path, expected: Expected) -> None:
         """Open `path`, or go on with it as far as its record holds. Raises: OSError."""
@@ -77,9 +82,9 @@ class Partial:
         self._record = record_path(path)
         self.expected = expected
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._digest = hashlib.sha256()
+        # One value, so that a Ctrl-C finds length and checksum in step.
+        self._here = _START
         self._marks: list[_Mark] = []
-        self.num_bytes = 0
         self._recover()
 
     def __enter__(self) -> Self:
@@ -98,6 +103,11 @@ class Partial:
         if not self.num_bytes:
             self.path.unlink(missing_ok=True)
             self._record.unlink(missing_ok=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """How long the file is now."""
+        return self._here.num_bytes
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -124,16 +134,21 @@ class Partial:
         view = memoryview(chunk)
         while view:
             num_written = os.write(self._fd, view)
-            self._digest.update(view[:num_written])
-            self.num_bytes += num_written
+            self._here = self._here.after(view[:num_written])
             view = view[num_written:]
 
     def mark(self, part: str | None = None) -> None:
         """Make what is here now survive; `part` names what ends here. Raises: OSError."""
-        lasting = [mark for mark in self._marks if mark.part is not None]
-        marks = [*lasting, _Mark(self.num_bytes, self._digest.copy(), part)]
-        self._store(marks)
-        self._marks = marks
+        before = self._marks
+        lasting = [mark for mark in before if mark.part is not None]
+        # First here, then on the disk: after a Ctrl-C between the two the file is longer than its
+        # record, which costs what is longer; shorter, it would cost everything.
+        self._marks = [*lasting, replace(self._here, part=part)]
+        try:
+            self._store(self._marks)
+        except OSError:
+            self._marks = before
+            raise
 
     def settle(self) -> None:
         """Cut off what came after the last mark."""
@@ -158,7 +173,7 @@ class Partial:
         name, wanted = self.expected.name, self.expected.sha256
         if self.num_bytes != self.expected.num_bytes:
             raise WrongContent(f"{name} has {self.num_bytes} bytes, not {self.expected.num_bytes}")
-        found = self._digest.hexdigest()
+        found = self._here.digest.hexdigest()
         if wanted is not None and found != wanted:
             raise WrongContent(f"{name} has sha256 {found}, not {wanted}")
 
@@ -168,9 +183,9 @@ class Partial:
             if not self.num_bytes <= recorded.num_bytes <= size:
                 break
             self._hash_to(recorded.num_bytes)
-            if self._digest.hexdigest() != recorded.sha256:
+            if self._here.digest.hexdigest() != recorded.sha256:
                 break
-            self._marks.append(_Mark(self.num_bytes, self._digest.copy(), recorded.part))
+            self._marks.append(replace(self._here, part=recorded.part))
         self._cut(self._marks)
 
     def _recorded(self) -> list[_RecordedMark]:
@@ -186,16 +201,13 @@ class Partial:
             chunk = os.read(self._fd, min(CHUNK_BYTES, num_bytes - self.num_bytes))
             if not chunk:  # somebody shortens it under our hands; the checksum will not fit
                 break
-            self._digest.update(chunk)
-            self.num_bytes += len(chunk)
+            self._here = self._here.after(memoryview(chunk))
 
     def _cut(self, marks: list[_Mark]) -> None:
         self._marks = list(marks)
-        last = self._marks[-1] if self._marks else _Mark(0, hashlib.sha256(), None)
-        self._digest = last.digest.copy()
-        self.num_bytes = last.num_bytes
-        os.ftruncate(self._fd, last.num_bytes)
-        os.lseek(self._fd, last.num_bytes, os.SEEK_SET)
+        self._here = self._marks[-1] if self._marks else _START
+        os.ftruncate(self._fd, self.num_bytes)
+        os.lseek(self._fd, self.num_bytes, os.SEEK_SET)
 
     def _store(self, marks: list[_Mark]) -> None:
         recorded = [

@@ -41,6 +41,8 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MIN_DRAFT_BUDGET_S = 1e-9
 MAX_DRAFT_BUDGET_S = 1.0
+# Each takes microseconds of the event loop; no context holds as many.
+MAX_MESSAGES = 16_384
 ROLES = ("system", "user", "assistant", "tool")
 # Values that say "off" are honoured although the feature does not exist.
 OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -173,6 +175,8 @@ def _chat_prompt(message: types_pb2.Input) -> ChatPrompt:
     refuse_if("input.chat.template_arguments", bool(chat.template_arguments.fields))
     if not chat.messages:
         raise InvalidField("input.chat.messages", "is empty")
+    if len(chat.messages) > MAX_MESSAGES:
+        raise InvalidField("input.chat.messages", f"more than {MAX_MESSAGES}")
     for index, item in enumerate(chat.messages):
         if item.role not in ROLES:
             raise InvalidField(

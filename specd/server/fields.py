@@ -11,11 +11,13 @@ from typing import TypeVar, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from specd.errors import InvalidField, UnsupportedField
 
 T = TypeVar("T", bool, int, float)
+
+# Parts of a repeated field in which an unknown field is looked for, to tell its number.
+MAX_SEARCHED = 1000
 
 
 def value_or(message: Message, field: str, default: T) -> T:
@@ -59,11 +61,40 @@ def refuse_unknown_fields(message: Message, path: str = "") -> None:
 
     Protobuf drops such fields without a word; their sender meant something by them.
     """
-    unknown = UnknownFieldSet(message)
-    if len(unknown):
-        raise UnsupportedField(f"{path}#{unknown[0].field_number}")
+    # Half a million messages take 90 ms in one look, and half a second one by one.
+    if not _has_unknown_fields(message):
+        return
+    if (number := _first_unknown_field(message)) is not None:
+        raise UnsupportedField(f"{path}#{number}")
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
-        for part in value if field.is_repeated else [value]:
+        for part in value[:MAX_SEARCHED] if field.is_repeated else [value]:
             refuse_unknown_fields(part, f"{path}{field.name}.")
+    raise UnsupportedField(path.removesuffix(".") or "request")
+
+
+def _has_unknown_fields(message: Message) -> bool:
+    """At any depth."""
+    known = _copy(message)
+    known.DiscardUnknownFields()
+    return known.ByteSize() != message.ByteSize()
+
+
+def _first_unknown_field(message: Message) -> int | None:
+    """Of the message itself. (UnknownFieldSet takes a microsecond for each field there is.)"""
+    rest = _copy(message)
+    for field, _ in message.ListFields():
+        rest.ClearField(field.name)
+    tag = 0
+    for place, byte in enumerate(rest.SerializeToString()):
+        tag |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return tag >> 3
+    return None
+
+
+def _copy(message: Message) -> Message:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy

@@ -48,7 +48,9 @@ class ChatTemplate:
             return
         try:
             self._template = _ENVIRONMENT.from_string(_counted(source))
-        except (TemplateError, ValueError, RecursionError) as error:
+        # A template becomes Python code, and Python refuses more than Jinja does: a `break` outside
+        # of a loop is a SyntaxError.
+        except Exception as error:
             self._problem = f"the model's chat template is not usable: {error}"
 
     @staticmethod

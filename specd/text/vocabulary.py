@@ -2,7 +2,8 @@
 
 Knows the `tokenizer.ggml.*` keys and which tokens end a generation; nothing of how text is split.
 
-Invariant: every id here is below the number of tokens, and every token has a type.
+Invariant: every id here is below the number of tokens, every token has a type, and every merge
+makes a token of two.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Vocabulary:
             pre=_one(metadata, "pre", str) or "default",
             tokens=tokens,
             types=types,
-            merges=tuple(_pair(merge) for merge in _many(metadata, "merges", str)),
+            merges=_merges(metadata, tokens),
             bos_id=bos_ids[0] if bos_ids else None,
             eos_id=named[0] if named else None,
             eos_ids=frozenset(named).union(_marked_ends(tokens, types)),
@@ -105,6 +106,18 @@ def _ids(metadata: Mapping[str, object], name: str, num_tokens: int) -> tuple[in
                 f"{_PREFIX}{name} is {token_id}, outside the vocabulary of {num_tokens} tokens"
             )
     return ids
+
+
+def _merges(metadata: Mapping[str, object], tokens: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    known = frozenset(tokens)
+    merges = tuple(_pair(merge) for merge in _many(metadata, "merges", str))
+    for left, right in merges:
+        # The library of the field panics where a merge makes what is no token.
+        if left not in known or right not in known or left + right not in known:
+            raise ModelFileError(
+                f"{_PREFIX}merges do not fit the tokens: {left!r:.80} and {right!r:.80} make none"
+            )
+    return merges
 
 
 def _pair(merge: str) -> tuple[str, str]:

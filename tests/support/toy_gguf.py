@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -223,37 +223,48 @@ def build_toy_model(
     nan_rows: Iterable[int] = (),
     user_defined: Sequence[str] = (),
     chat_template: str | None = CHAT_TEMPLATE,
+    add_bos: bool = False,
+    architecture: str = "llama",
+    extra_tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> ToyVocabulary:
     """Write a toy model to `path` and return its vocabulary.
 
     `nan_rows`: token ids whose embedding row is NaN, so that only requests that contain one of
-    them get NaN; needs an untied model with float embeddings.
+    them get NaN; needs an untied model with float embeddings. `extra_tensors`: written in fp32
+    behind the model's own.
     """
     shape = ToyShape(vocab, layers, heads, kv_heads, head_dim, ffn, context_length)
     vocabulary = toy_vocabulary(vocab, user_defined=user_defined)
     poisoned = list(nan_rows)
     if poisoned and (tied or embed_type not in {"F32", "F16", "BF16"}):
         raise ValueError("nan_rows needs tied=False and embed_type F32, F16 or BF16")
-    writer = GGUFWriter(path, "llama")
-    _write_shape(writer, shape)
-    _write_tokenizer(writer, vocabulary, chat_template)
+    writer = GGUFWriter(path, architecture)
+    write_shape(writer, shape)
+    write_tokenizer(writer, vocabulary, chat_template, add_bos=add_bos)
     weights = _Weights(shape, seed, tied)
     for name, values in weights.embeddings():
         if name == "token_embd.weight":
             values[poisoned] = np.nan
-        _add_tensor(writer, name, values, embed_type)
+        add_tensor(writer, name, values, embed_type)
     for name, values in weights.norms():
-        _add_tensor(writer, name, values, "F32")
+        add_tensor(writer, name, values, "F32")
     for name, values in weights.linears():
-        _add_tensor(writer, name, values, linear_type)
+        add_tensor(writer, name, values, linear_type)
+    for name, values in (extra_tensors or {}).items():
+        add_tensor(writer, name, values, "F32")
+    write_file(writer)
+    return vocabulary
+
+
+def write_file(writer: GGUFWriter) -> None:
+    """Write all that was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return vocabulary
 
 
-def _write_shape(writer: GGUFWriter, shape: ToyShape) -> None:
+def write_shape(writer: GGUFWriter, shape: ToyShape) -> None:
     writer.add_name("specd toy")
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context_length)
@@ -286,8 +297,12 @@ def tokenizer_metadata(
     }
 
 
-def _write_tokenizer(
-    writer: GGUFWriter, vocabulary: ToyVocabulary, chat_template: str | None
+def write_tokenizer(
+    writer: GGUFWriter,
+    vocabulary: ToyVocabulary,
+    chat_template: str | None,
+    *,
+    add_bos: bool = False,
 ) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -297,13 +312,13 @@ def _write_tokenizer(
     writer.add_bos_token_id(vocabulary.id_of(IM_START))
     writer.add_eos_token_id(vocabulary.id_of(IM_END))
     writer.add_pad_token_id(vocabulary.id_of(END_OF_TEXT))
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(add_bos)
     writer.add_add_space_prefix(False)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 
 
-def _add_tensor(
+def add_tensor(
     writer: GGUFWriter, name: str, values: npt.NDArray[np.float32], type_name: LinearType
 ) -> None:
     kind = GGMLQuantizationType[type_name]

@@ -14,6 +14,7 @@ from specd.server.status import TABLE
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MAX_FILES = 8
+NUM_CONVENTIONS = 36
 
 
 def rows(page: str) -> list[list[str]]:
@@ -72,6 +73,20 @@ def test_every_setting_is_documented_with_its_default_and_no_other() -> None:
         parts = default if isinstance(default, tuple) else (default,)
         shown = [str(part).lower() if isinstance(part, bool) else str(part) for part in parts]
         assert told[name] == shown, name
+
+
+def test_of_every_convention_it_is_said_how_it_is_met_and_tested_or_why_it_is_left() -> None:
+    table = rows("grpc-conventions.md")[1:]
+    assert [int(row[0]) for row in table] == list(range(1, NUM_CONVENTIONS + 1))
+    for number, _, state, how, tests in table:
+        assert state.startswith(("met", "left")), number
+        assert how, number
+        assert bool(quoted(tests)) is state.startswith("met"), number
+        for name in quoted(tests):
+            file, _, test = name.partition("::")
+            folder, _, stem = file.partition("/")
+            path = ROOT / "tests" / folder / f"test_{stem}.py"
+            assert f"test_{test}" in symbols_of(path), f"{number}: {name}"
 
 
 def test_every_variable_of_the_configuration_page_is_known() -> None:

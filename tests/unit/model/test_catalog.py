@@ -10,9 +10,19 @@ import pytest
 
 from specd.cli.models import list_models
 from specd.errors import ModelFileError
-from specd.model.catalog import CATALOG, DEFAULT_MODEL, CatalogModel, Part, cache_dir, resolve
+from specd.model.catalog import (
+    CATALOG,
+    DEFAULT_MODEL,
+    CatalogModel,
+    HubFile,
+    Part,
+    cache_dir,
+    resolve,
+)
 
-SMALL = CatalogModel("small", "a test", "none", 4, "0" * 64, (Part("small==1", "small/m.gguf"),))
+SMALL = CatalogModel(
+    "small", "a test", "none", 4, "0" * 64, (Part("small==1", "small/m.gguf"),), None
+)
 
 
 @pytest.fixture
@@ -87,6 +97,40 @@ def test_a_file_of_another_size_is_not_used(cache: Path) -> None:
 def test_an_unknown_name_lists_the_known_ones(cache: Path) -> None:
     with pytest.raises(ModelFileError, match=f"neither a file nor .*{DEFAULT_MODEL}"):
         resolve("no-such-model")
+
+
+def test_a_user_that_does_not_exist_is_no_traceback() -> None:
+    with pytest.raises(ModelFileError, match="neither a file nor a named model"):
+        resolve("~no-such-user/model.gguf")
+
+
+def test_every_named_model_is_on_a_hub_too() -> None:
+    for model in CATALOG.values():
+        assert model.hub is not None
+        assert HubFile.parse(str(model.hub)) == model.hub
+
+
+@pytest.mark.parametrize("path", ["model.gguf", "sub/folder/model-00.v2 x.gguf"])
+def test_a_name_of_the_hub_resolves_to_where_it_is_pulled_to(cache: Path, path: str) -> None:
+    file = cache / "hf" / "owner" / "Repo-1.5" / path
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert resolve(f"hf:owner/Repo-1.5/{path}") == file
+
+
+def test_a_name_of_the_hub_that_is_not_pulled_says_how_to_pull_it(cache: Path) -> None:
+    with pytest.raises(ModelFileError, match="run `specd models pull hf:o/r/m.gguf`"):
+        resolve("hf:o/r/m.gguf")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hf:", "hf:m.gguf", "hf:o/m.gguf", "hf:o/r/m.bin", "hf:o/r/../m.gguf", "hf:../r/m.gguf"]
+    + ["hf:o/r//m.gguf", "hf:o/r/.m.gguf", "hf:/o/r/m.gguf", "hf:o/r/m.gguf/", "hf:o\\r/x/m.gguf"],
+)
+def test_a_name_that_is_no_file_of_a_hub_is_refused(cache: Path, name: str) -> None:
+    with pytest.raises(ModelFileError, match="write hf:OWNER/REPO/FILE.gguf"):
+        resolve(name)
 
 
 def test_a_folder_is_refused_as_such(tmp_path: Path) -> None:
