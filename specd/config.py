@@ -47,7 +47,9 @@ class ServeSettings(BaseSettings):
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
     )
 
-    model: str = Field(DEFAULT_MODEL, description="a catalog name, a GGUF file or hf:OWNER/REPO/FILE.gguf")
+    model: str = Field(
+        DEFAULT_MODEL, description="a catalog name, a GGUF file or hf:OWNER/REPO/FILE.gguf"
+    )
     listen: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1:50051",),
         description="HOST:PORT (port 0: any free one) or unix:PATH; repeatable",

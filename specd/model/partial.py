@@ -5,8 +5,7 @@ marks: at this length the running sha256 was this, and maybe a named part ended 
 on hashes what lies on the disk and trusts it up to the last mark that fits; the rest is cut off.
 
 Invariant: between calls the bytes up to the last mark are on the disk and hash to what the record
-says. `finish` makes a verified file appear under its
-final name at once.
+says. `finish` makes a verified file appear under its final name at once.
 """
 
 from __future__ import annotations

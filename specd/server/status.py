@@ -204,7 +204,11 @@ def with_status(handler: Handler) -> Handler:
             # The reader has gone while a write waited. Everywhere else grpc tells of that by a
             # cancellation, and it takes one as the answer; a status would reach nobody.
             raise asyncio.CancelledError("the reader has gone") from error
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        # The panic of a library in Rust is no Exception; let through, it would leave its caller
+        # without any answer.
+        except BaseException as error:
             await abort_with(context, error)
 
     return cast(Handler, guarded)
