@@ -157,12 +157,13 @@ def _text_prompt(message: types_pb2.Input) -> TextPrompt:
 def _tokens_prompt(message: types_pb2.Input, limits: Limits) -> TokensPrompt:
     if message.add_special_tokens:
         raise InvalidField("input.add_special_tokens", "tokens are taken as they are")
-    ids = token_ids_from("input.tokens.ids", message.tokens.ids, limits.vocab_size)
-    if not ids:
+    num_ids = len(message.tokens.ids)
+    if not num_ids:
         raise InvalidField("input.tokens.ids", "is empty")
-    if len(ids) >= limits.context_length:
-        raise ContextLengthExceeded(len(ids), limits.context_length)
-    return TokensPrompt(ids)
+    # First, for to look at each of four million ids takes a tenth of a second.
+    if num_ids >= limits.context_length:
+        raise ContextLengthExceeded(num_ids, limits.context_length)
+    return TokensPrompt(token_ids_from("input.tokens.ids", message.tokens.ids, limits.vocab_size))
 
 
 def _chat_prompt(message: types_pb2.Input) -> ChatPrompt:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import random
+import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from drafters.contract import BaseDrafter, DraftContext, EndReason, SamplingHint
+from drafters.contract import BaseDrafter, DraftContext, Drafter, EndReason, SamplingHint
 
 RECORDING, JOURNAL = "DRAFTERS_RECORDING", "DRAFTERS_JOURNAL"
 NUM_IDS = 512  # of the standard toy's vocabulary
@@ -117,6 +119,51 @@ class Ragged(Replay):
         return draft[:true] + [self._random.randrange(NUM_IDS) for _ in draft[true:]]
 
 
+class Running(Replay):
+    """Right; has a program of its own print the answer."""
+
+    inline: ClassVar[bool] = False
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        right = [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+        command = ["echo", json.dumps(right)]
+        return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+class Multiprocessing(Replay):
+    """Right; has a process tell the answer that `start_method` makes."""
+
+    inline: ClassVar[bool] = False
+
+    def __init__(self, start_method: str) -> None:
+        super().__init__()
+        self._context: Any = multiprocessing.get_context(start_method)
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        right = [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+        receiving, sending = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_tell, args=(sending, right))
+        process.start()
+        told = receiving.recv()
+        process.join()
+        return told
+
+
+class Terminating(Replay):
+    """Right; a pool of processes tells the answer, and is terminated, which sends it SIGTERM."""
+
+    inline: ClassVar[bool] = False
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        right = [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return pool.map(list, right)
+
+
+def _tell(sending: Any, answer: Any) -> None:
+    sending.send(answer)
+
+
 class Raising(BaseDrafter):
     inline: ClassVar[bool] = True
 
@@ -183,6 +230,17 @@ class Journal(BaseDrafter):
             journal.write(json.dumps(what) + "\n")
 
 
+class Steps(BaseDrafter):
+    """Drafts nothing, and writes down who took part in each step: one list of ids a line."""
+
+    inline: ClassVar[bool] = True
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        with open(os.environ[JOURNAL], "a") as journal:
+            journal.write(json.dumps([row.request_id for row in batch]) + "\n")
+        return [None] * len(batch)
+
+
 def ten_thousand(tokens: list[int], budget: int) -> list[int]:
     return [tokens[-1]] * 10_000
 
@@ -203,7 +261,7 @@ async def raising_async(tokens: list[int], budget: int) -> list[int]:
     raise asyncio.CancelledError
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[], Drafter]] = {
     "oracle": Oracle,
     "greedy": Greedy,
     "one": One,
@@ -211,6 +269,10 @@ _KINDS = {
     "wrong": Wrong,
     "wrong_one": WrongOne,
     "ragged": Ragged,
+    "running": Running,
+    "forking": lambda: Multiprocessing("fork"),
+    "terminating": Terminating,
+    "spawning": lambda: Multiprocessing("spawn"),
     "raising": Raising,
     "raising_everywhere": RaisingEverywhere,
     "sleeping_async": SleepingAsync,
@@ -218,6 +280,7 @@ _KINDS = {
     "stuck": Stuck,
     "nothing": Nothing,
     "journal": Journal,
+    "steps": Steps,
 }
 _FUNCTIONS = {
     function.__name__: function

@@ -13,7 +13,7 @@ from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 
 from specd import errors
-from specd.server.status import TABLE, WireStatus, abort_with, status_of
+from specd.server.status import TABLE, WireStatus, abort_with, status_of, with_status
 
 Code = grpc.StatusCode
 T = TypeVar("T", bound=Message)
@@ -175,3 +175,33 @@ async def test_a_call_that_is_aborted_already_keeps_its_status(
 ) -> None:
     assert await refusal(errors.DuplicateRequest("r")) is Code.ALREADY_EXISTS
     assert caplog.text == ""
+
+
+class Panic(BaseException):
+    """What a library in another language raises."""
+
+
+@pytest.mark.parametrize("kind", [Panic, RuntimeError])
+@pytest.mark.asyncio
+async def test_whatever_a_handler_raises_its_caller_gets_an_answer(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Servicer:
+        @with_status
+        async def call(self, request: bytes, context: Any) -> bytes:
+            raise kind("oh")
+
+    server = grpc.aio.server()
+    handlers = {"Call": grpc.unary_unary_rpc_method_handler(Servicer().call)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.S", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await channel.unary_unary("/t.S/Call")(b"", timeout=10)
+    finally:
+        await server.stop(None)
+    assert raised.value.code() is Code.INTERNAL
+    assert "oh" not in str(raised.value.details())
+    assert "oh" in caplog.text

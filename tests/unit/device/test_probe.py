@@ -53,6 +53,13 @@ def test_nothing_is_found_on_a_strict_runner(toy_path: Path, weights: WeightForm
     assert report.num_checks >= 10 and report.seconds > 0
 
 
+def test_weights_that_are_no_numbers_are_no_finding_about_the_machine(
+    runner: EagerRunner,
+) -> None:
+    runner.decoder.weights.layers[0].attn_norm[3] = torch.nan
+    assert probe(runner).findings == ()
+
+
 def test_relaxed_fp32_is_found(toy_path: Path) -> None:
     report = probe(load_runner(toy_path, "fp32", strict=False))
     assert not report.invariant

@@ -20,12 +20,18 @@ from specd.engine.events import (
     Usage,
 )
 from specd.engine.mailbox import EndOfEvents, Mailbox, merge
+from specd.engine.params import OutputParams
 from specd.engine.tally import Tally
 from specd.errors import StepFailed
+from specd.server.listener import MAX_MESSAGE_BYTES
+from specd.server.wire import response_from
 from tests.support.requests import read_all
 
 STARTED = Started("a", "m", 3, 0, 0, 0.0, "f")
 SEQUENCE = SequenceFinished(FinishReason.EOS_TOKEN)
+EVERYTHING = OutputParams(
+    text=True, token_ids=True, skip_special_tokens=True, speculation_steps=True
+)
 
 
 def delta(number: int, size: int = 1) -> Delta:
@@ -195,6 +201,18 @@ def test_however_slow_the_reader_the_deltas_joined_are_the_whole(
     assert box.statistics() == (0, len(written) - len(deltas))
 
 
+def test_no_number_of_unread_deltas_makes_one_that_is_larger_than_a_message_may_be() -> None:
+    box = Mailbox()
+    step = SpeculationStep("somebody_s_module_of_drafters:the_best_of_them", 8, 7)
+    written = [Delta("passengers" * 8, (60_000,) * 8, number, (step,)) for number in range(50_000)]
+    for event in written:
+        box.put_nowait(event)
+    taken = [event for event in drain(box) if isinstance(event, Delta)]
+    sizes = [response_from(event, EVERYTHING).ByteSize() for event in taken]
+    assert sum(sizes) > MAX_MESSAGE_BYTES > 4 * max(sizes)
+    assert merge(taken) == merge(written)
+
+
 def test_a_hundred_thousand_unread_deltas_cost_what_ten_times_ten_thousand_do() -> None:
     def cost_s(num_deltas: int) -> float:
         box = Mailbox()
@@ -202,8 +220,7 @@ def test_a_hundred_thousand_unread_deltas_cost_what_ten_times_ten_thousand_do() 
         started = time.process_time()
         for _ in range(num_deltas):
             box.put_nowait(event)
-        (whole,) = drain(box)
-        assert isinstance(whole, Delta)
+        whole = merge([event for event in drain(box) if isinstance(event, Delta)])
         assert len(whole.text) == len(whole.token_ids) == num_deltas
         return time.process_time() - started
 

@@ -72,6 +72,10 @@ def test_a_file_without_template_says_so() -> None:
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ 'a' + 1 }}", "can only concatenate"),
         ("x" * (1 << 18), "more than 131072 characters"),
+        ("{% break %}", "is not usable: 'break' outside loop"),
+        ("{{ f(a=1, a=2) }}", "is not usable: keyword argument repeated"),
+        ("{% macro m(a, a) %}{% endmacro %}", "is not usable: duplicate argument"),
+        ("{% for a in messages %}" * 25 + "{% endfor %}" * 25, "too many statically nested"),
     ],
 )
 def test_a_failing_template_is_a_refusal_with_its_message(source: str, problem: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.support.toy_gguf import (
     END_OF_TEXT,
     IM_END,
     IM_START,
+    ToyVocabulary,
     tokenizer_metadata,
     toy_vocabulary,
 )
@@ -32,6 +35,10 @@ def metadata_with(**changes: object) -> dict[str, object]:
     for name, value in changes.items():
         metadata[f"tokenizer.ggml.{name}"] = value
     return {key: value for key, value in metadata.items() if value is not None}
+
+
+def _typed(vocabulary: ToyVocabulary) -> list[tuple[str, int]]:
+    return list(zip(vocabulary.tokens, vocabulary.types, strict=True))
 
 
 def encode(text: str, tokenizer: Tokenizer | None = None, **options: bool) -> list[int]:
@@ -133,6 +140,58 @@ def test_a_character_without_tokens_is_refused_and_named() -> None:
     assert encode("aé🙂b", tokenizer)
 
 
+def test_a_byte_that_only_a_control_token_has_cannot_be_expressed() -> None:
+    vocabulary = toy_vocabulary()
+    types = [3 if token == "7" else kind for token, kind in _typed(vocabulary)]
+    tokenizer = Tokenizer.from_gguf(metadata_with(token_type=types))
+    for parse_special in (True, False):
+        with pytest.raises(InvalidField, match=r"U\+0037 \(character 1"):
+            encode("a7", tokenizer, parse_special=parse_special)
+
+
+def test_no_merge_makes_a_control_token() -> None:
+    vocabulary = toy_vocabulary()
+    types = [3 if token == "Ġthe" else kind for token, kind in _typed(vocabulary)]
+    tokenizer = Tokenizer.from_gguf(metadata_with(token_type=types))
+    for parse_special in (True, False):
+        ids = encode("on the deck", tokenizer, parse_special=parse_special)
+        assert tokenizer.decode(ids, skip_special=True) == "on the deck"
+
+
+def test_of_a_text_that_a_file_repeats_the_lowest_id_is_used() -> None:
+    vocabulary = toy_vocabulary()
+    first, second = vocabulary.id_of("Ġthe"), vocabulary.id_of(END_OF_TEXT)
+    tokens, types = [*vocabulary.tokens], [*vocabulary.types]
+    tokens[second], types[second] = "Ġthe", 4
+    tokenizer = Tokenizer.from_gguf(metadata_with(tokens=tokens, token_type=types))
+    assert encode(" the", tokenizer) == [first]
+    assert tokenizer.decode(encode("Ġthe", tokenizer), skip_special=False) == "Ġthe"
+
+
+@pytest.mark.parametrize("piece", ["the captain ", "\x01"])
+def test_other_threads_run_while_a_long_text_is_encoded(piece: str) -> None:
+    """Else one prompt of a few megabytes would stop every stream of a daemon for seconds."""
+    gaps, done = [], threading.Event()
+
+    def count() -> None:
+        last = time.perf_counter()
+        while not done.wait(0.001):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    other = threading.Thread(target=count)
+    text = piece * (1_000_000 // len(piece))
+    started = time.perf_counter()
+    other.start()
+    encode(text)
+    took_s = time.perf_counter() - started
+    done.set()
+    other.join()
+    # Held by one thread, Python's lock stops the other for nearly all of the time.
+    assert max(gaps, default=took_s) < took_s / 2
+
+
 def test_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(InvalidField, match="not Unicode"):
         encode("a\ud800")
@@ -175,7 +234,9 @@ def test_llama_takes_a_known_word_whole_without_merges() -> None:
         ({"tokens": [1, 2]}, "not a list of str"),
         ({"token_type": [1, 2]}, "512 tokens but 2 types"),
         ({"merges": ["ab"]}, "'ab', which is no pair"),
-        ({"merges": ["Ġ zebra"]}, "merges do not fit"),
+        ({"merges": ["Ġ zebra"]}, "merges do not fit the tokens: 'Ġ' and 'zebra'"),
+        ({"merges": [f"{'a' * 99} b"]}, "merges do not fit"),
+        ({"merges": ["Ġthe captain"]}, "merges do not fit"),
         ({"eos_token_id": 512}, "outside the vocabulary of 512"),
         ({"eos_token_id": "2"}, "not a int"),
         ({"bos_token_id": None, "add_bos_token": True}, "does not name"),

@@ -255,7 +255,9 @@ class DetokenizeResponse(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text. Bytes that form no character appear as U+FFFD."""
+    """The text. Bytes that form no character appear as U+FFFD. A text of more than 4,000,000 bytes is
+    refused with INVALID_ARGUMENT.
+    """
     def __init__(
         self,
         *,
