@@ -15,9 +15,7 @@ START_FAILED = 3
 
 
 @pytest.mark.asyncio
-async def test_one_daemon_answers_on_a_port_and_a_socket_alike(
-    toy: Path, tmp_path: Path
-) -> None:
+async def test_one_daemon_answers_on_a_port_and_a_socket_alike(toy: Path, tmp_path: Path) -> None:
     flags = ("--listen", "unix:s")
     with spawned(toy, *flags, cwd=tmp_path) as daemon:
         daemon.wait_ready()
