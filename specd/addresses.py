@@ -19,8 +19,10 @@ from specd.errors import AddressUnavailable
 
 # The kernel keeps 108 bytes for a path, the last of them a zero.
 MAX_PATH_BYTES = 107
+# A socket is made under another name in the same folder: a dot and eight letters.
+_OTHER_NAME_BYTES = 9
 UNIX = "unix:"
-_TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+):(?P<port>\d{1,5})")
+_TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:/%\s]+):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +72,24 @@ def is_reachable_from_outside(address: Address) -> bool:
 def default_admin(listen: Address) -> Unix:
     """The admin socket of a daemon that listens there, one for each address.
 
-    Beside a socket, else in a folder that only this user can enter. Touches nothing.
+    Beside a socket, else in a folder that only this user can enter. Touches nothing. Raises
+    AddressUnavailable: no socket can have the path.
     """
     if isinstance(listen, Unix):
-        return Unix(listen.path.with_name(f"{listen.path.name}.admin"))
-    return Unix(_runtime_folder() / f"{listen}.admin")
+        path = listen.path.with_name(f"{listen.path.name}.admin")
+    else:
+        path = _runtime_folder() / f"{listen}.admin"
+    if problem := _problem(path):
+        raise AddressUnavailable(
+            f"the default admin socket {str(path)!r} {problem}; name another place with "
+            "--admin-listen"
+        )
+    return Unix(path)
 
 
 def prepare(address: Unix) -> None:
-    """Make sure that a socket may be made at the path.
+    """Make room for a socket at the path: remove one that nobody listens on any more.
 
-    gRPC replaces what is there without asking: of two daemons the first would go deaf.
     Raises:
         AddressUnavailable: somebody listens there, it is no socket, or its folder is not ours.
     """
@@ -89,14 +98,24 @@ def prepare(address: Unix) -> None:
         _prepare_runtime_folder(path.parent)
     if not path.parent.is_dir():
         raise AddressUnavailable(f"cannot listen on {address}: there is no folder {path.parent}")
+    if len(os.fsencode(path.parent)) + 1 + _OTHER_NAME_BYTES > MAX_PATH_BYTES:
+        raise AddressUnavailable(f"cannot listen on {address}: the folder's path is too long")
     try:
-        mode = path.lstat().st_mode
+        _clear(address)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise AddressUnavailable(f"cannot listen on {address}: {error.strerror}") from error
+
+
+def _clear(address: Unix) -> None:
+    path = address.path
+    mode = path.lstat().st_mode
     if not stat.S_ISSOCK(mode):
         raise AddressUnavailable(f"cannot listen on {address}: the path is not a socket")
     if _somebody_listens(path):
         raise AddressUnavailable(f"cannot listen on {address}: the address is in use")
+    path.unlink()
 
 
 def _unix(text: str) -> Unix:
@@ -105,14 +124,27 @@ def _unix(text: str) -> Unix:
     if not name or name.startswith("//") or "\0" in name:
         raise AddressUnavailable(f"the address {text!r} should be unix:PATH")
     path = Path(os.path.abspath(name))
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise AddressUnavailable(f"the path of {text!r} has more than {MAX_PATH_BYTES} bytes")
+    if problem := _problem(path):
+        raise AddressUnavailable(f"the path of {text!r} {problem}")
     return Unix(path)
+
+
+def _problem(path: Path) -> str | None:
+    """Why no socket can have the path, as the end of a sentence."""
+    try:
+        num_bytes = len(str(path).encode())
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    if num_bytes > MAX_PATH_BYTES:
+        return f"has more than {MAX_PATH_BYTES} bytes"
+    if "%" in str(path):  # `%41` is an A to gRPC
+        return "has a %, which gRPC reads as the start of an encoded character"
+    return None
 
 
 def _runtime_folder() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(base):
+    if os.path.isabs(base) and os.path.isdir(base):
         return Path(base) / "specd"
     return Path(tempfile.gettempdir()) / f"specd-{os.getuid()}"
 
@@ -120,7 +152,7 @@ def _runtime_folder() -> Path:
 def _prepare_runtime_folder(folder: Path) -> None:
     """Make it for this user alone: in a shared folder another user could have been first."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
         raise AddressUnavailable(f"cannot make the folder {folder}: {error.strerror}") from error

@@ -24,7 +24,8 @@ from specd.config import ServeSettings
 from specd.device.boot import Booted, DeviceSettings, Progress
 from specd.device.thread import DeviceThread
 from specd.engine.drafting import Drafting
-from specd.engine.loop import Engine, ModelFacts
+from specd.engine.facts import ModelFacts
+from specd.engine.loop import Engine
 from specd.engine.scheduler import Limits as StepLimits
 from specd.errors import DrafterNotLoadable
 from specd.model.catalog import resolve
@@ -33,6 +34,7 @@ from specd.server.convert import Limits
 from specd.server.front import Front, Rooms
 from specd.server.listener import Connections
 from specd.server.listeners import Listeners
+from specd.server.text_desk import TextDesk
 from specd.server.tls import Certificates, TlsFiles
 
 _log = logging.getLogger("specd.app")
@@ -75,7 +77,9 @@ async def _serve(
     front = Front()
     listeners = _listeners(settings, front)
     await listeners.start(*_addresses(settings))
+    _log.info("settings: %s", settings.model_dump_json())
     device = DeviceThread()
+    desk = TextDesk()
     drafting = Drafting(drafters, max_deadline_s=settings.draft_deadline_ms / 1000)
     try:
         async with anyio.create_task_group() as tasks:
@@ -85,7 +89,7 @@ async def _serve(
             engine = _engine(settings, device, booted, drafting)
             tasks.start_soon(engine.run)
             admission = Admission(engine, listeners.tell)
-            front.open(_rooms(settings, engine, admission, booted))
+            front.open(_rooms(settings, engine, admission, booted, desk))
             warm.set()
             await _admit(settings, admission, asked_to_stop)
             tasks.cancel_scope.cancel()
@@ -93,18 +97,19 @@ async def _serve(
         with anyio.CancelScope(shield=True):
             await listeners.stop(_STOP_GRACE_S)
             await drafting.aclose()
+            desk.close()
             await anyio.to_thread.run_sync(device.close, _STOP_GRACE_S)
 
 
 async def _admit(settings: ServeSettings, admission: Admission, asked_to_stop: anyio.Event) -> None:
     """Admit calls until a signal comes, then drain; whatever ends it, nothing is admitted then."""
     try:
-        await admission.open()
+        admission.open()
         await asked_to_stop.wait()
         with anyio.move_on_after(settings.drain_seconds + _STOP_GRACE_S):
             await admission.drain(settings.drain_seconds)
     finally:
-        await admission.close("the daemon is stopping")
+        admission.close("the daemon is stopping")
 
 
 def load_drafters(specs: tuple[str, ...]) -> Mapping[str, Drafter]:
@@ -182,7 +187,13 @@ def _engine(
     )
 
 
-def _rooms(settings: ServeSettings, engine: Engine, admission: Admission, booted: Booted) -> Rooms:
+def _rooms(
+    settings: ServeSettings,
+    engine: Engine,
+    admission: Admission,
+    booted: Booted,
+    desk: TextDesk,
+) -> Rooms:
     limits = Limits(
         vocab_size=booted.config.vocab_size,
         context_length=booted.config.context_length,
@@ -196,6 +207,7 @@ def _rooms(settings: ServeSettings, engine: Engine, admission: Admission, booted
         engine=engine,
         admission=admission,
         booted=booted,
+        desk=desk,
         limits=limits,
         weights=settings.weights,
         max_rows=settings.max_rows,

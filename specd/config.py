@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from specd.addresses import is_reachable_from_outside, parse
@@ -31,6 +32,7 @@ ENV_PREFIX = "SPECD_"
 CONFIG_VARIABLE = "SPECD_CONFIG"
 # Variables that other parts of specd read.
 _OTHER_VARIABLES = {"SPECD_CACHE", "SPECD_ADDRESS", CONFIG_VARIABLE}
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -77,7 +79,13 @@ class ServeSettings(BaseSettings):
     kv_memory: int = Field(
         default_factory=default_kv_memory, gt=0, description="bytes, or with a suffix K, M or G"
     )
-    threads: int = Field(0, ge=0, le=512, description="of torch; 0 is its own default")
+    threads: int = Field(
+        0,
+        ge=0,
+        le=512,
+        description="of torch; 0 is its own default. Beside other busy processes 1 can be many "
+        "times faster: threads wait for the slowest (docs/operations.md)",
+    )
     drain_seconds: float = Field(30.0, ge=0, description="how long streams may go on at the end")
     tls_certificate: str | None = Field(
         None, description="PEM file for TCP addresses; read again when it changes"
@@ -96,7 +104,7 @@ class ServeSettings(BaseSettings):
         0.0, ge=0, le=864_000, description="then a client has to connect anew; 0 is never"
     )
     reflection: bool = Field(True, description="true or false: the services describe themselves")
-    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="to stderr")
+    log_level: LogLevel = Field("INFO", description="to stderr")
 
     @field_validator("drafter", mode="before")
     @classmethod
@@ -122,28 +130,32 @@ class ServeSettings(BaseSettings):
     @field_validator("kv_memory", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
-        match = re.fullmatch(r"(\d+)([KMG]?)", value) if isinstance(value, str) else None
-        return int(match[1]) * _UNITS[match[2]] if match else value
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"([0-9]{1,18})([KMG]?)", value)
+        if match is None:
+            raise ValueError("takes bytes, or a number with a suffix K, M or G")
+        return int(match[1]) * _UNITS[match[2]]
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ServeSettings:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together")
+            raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
         if self.tls_certificate is None and not self.insecure:
             for text in (*self.listen, self.admin_listen):
                 if text not in {"auto", "none"} and is_reachable_from_outside(parse(text)):
                     raise ValueError(
-                        f"{text} can be reached from other machines: give tls_certificate and "
-                        "tls_key, or set insecure to true"
+                        f"{text} can be reached from other machines: give --tls-certificate and "
+                        "--tls-key, or allow it with --insecure"
                     )
         return self
 
     @model_validator(mode="after")
     def _rows_fit_a_step(self) -> ServeSettings:
         if self.max_rows > self.max_step_tokens:
-            raise ValueError("max_step_tokens has to be at least max_rows")
+            raise ValueError("--max-step-tokens has to be at least --max-rows")
         return self
 
 
@@ -152,11 +164,13 @@ def load(flags: Mapping[str, Any], config: Path | None) -> ServeSettings:
 
     Raises:
         pydantic.ValidationError: a value or a key is wrong.
-        OSError, tomllib.TOMLDecodeError: the file cannot be read, or is no TOML.
+        OSError: the file cannot be read.
+        ValueError, RecursionError: the file is no TOML, or more than tomllib can take.
     """
     if config is None:
         return ServeSettings(**flags)
-    config.open("rb").close()  # pydantic-settings passes over a file that is not there
+    # Not by pydantic-settings' own reader: it passes over a pipe.
+    values = tomllib.loads(config.read_bytes().decode())
 
     class WithFile(ServeSettings):
         @classmethod
@@ -168,7 +182,7 @@ def load(flags: Mapping[str, Any], config: Path | None) -> ServeSettings:
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config)
+            return init_settings, env_settings, InitSettingsSource(settings_cls, values)
 
     return WithFile(**flags)
 
@@ -191,7 +205,7 @@ def _checked_address(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def unknown_variables(environment: dict[str, str]) -> list[str]:
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """`SPECD_*` variables that mean nothing: a typing error would else become a default."""
     known = {f"{ENV_PREFIX}{name.upper()}" for name in ServeSettings.model_fields}
     named = {name for name in environment if name.upper().startswith(ENV_PREFIX)}

@@ -10,6 +10,8 @@ Knows nothing of gRPC: `server/status.py` is the only place that maps these to w
     |   |-- UnknownName             no such model or drafter
     |   |-- DuplicateRequest        the id belongs to a live request
     |   |-- QueueFull               the waiting queue is at its limit
+    |   |-- TooMuchText             more text waits to become tokens than is held
+    |   |-- TooManyWatchers         WatchServerInfo is watched by as many as it takes
     |   |-- DeadlineTooShort        the caller's deadline ends before the first token can be there
     |   |-- WrongState              an admin call that this daemon's settings forbid
     |   `-- NotServing              warming up or draining
@@ -51,11 +53,12 @@ class InvalidField(RequestRefused):
 class ContextLengthExceeded(InvalidField):
     """A prompt that leaves no room for one new token."""
 
-    def __init__(self, num_prompt_tokens: int, limit: int) -> None:
+    def __init__(self, num_prompt_tokens: int, limit: int, *, at_least: bool = False) -> None:
+        about = "at least " if at_least else ""
         super().__init__(
             "input",
-            f"the prompt has {num_prompt_tokens} tokens; the model takes at most {limit - 1} "
-            f"(context length {limit}, less one new token)",
+            f"the prompt has {about}{num_prompt_tokens} tokens; the model takes at most "
+            f"{limit - 1} (context length {limit}, less one new token)",
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.limit = limit
@@ -94,6 +97,24 @@ class QueueFull(RequestRefused):
         super().__init__(f"the waiting queue is full ({limit} requests); try again later")
         self.limit = limit
         self.retry_after_s = retry_after_s
+
+
+class TooMuchText(RequestRefused):
+    """More text waits to become tokens, or tokens text, than the daemon holds."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"more than {limit_bytes} bytes of text wait to be worked on; try again later"
+        )
+        self.limit = limit_bytes
+
+
+class TooManyWatchers(RequestRefused):
+    """So many follow the daemon's numbers already that one more would slow streams."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} calls watch the server's information already")
+        self.limit = limit
 
 
 class DeadlineTooShort(RequestRefused):

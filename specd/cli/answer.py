@@ -9,20 +9,37 @@ Invariant: an `Answer` holds exactly the events that were shown, also where the 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specd_client import CallFailed, Client, Delta, Finished, SequenceFinished, Started
+from specd_client import (
+    CallFailed,
+    Client,
+    Delta,
+    Finished,
+    NotReady,
+    Overloaded,
+    SequenceFinished,
+    Started,
+)
 from specd_client.events import Event, FinishReason
 from specd_client.request import Options
 
+from specd.cli.calling import credentials
 from specd.cli.origins import Origins, Piece
 from specd.cli.shown import Screen, figures
 
 # A daemon that streams answers this in a millisecond; without an answer the text goes uncoloured.
 DETOKENIZE_LIMIT_S = 5.0
+# What a user should know of an answer that ended by itself.
+ENDINGS = {
+    FinishReason.MAX_TOKENS: "cut at --max-new-tokens",
+    FinishReason.CONTEXT_LENGTH: "cut: the context is full",
+    FinishReason.ABORTED: "the daemon ended the answer",
+}
 
 
 @dataclass(slots=True)
@@ -99,10 +116,37 @@ async def ask(
     Raises:
         CallFailed: the daemon refused or failed.
         ProtocolError: it broke the rules of a stream.
+        CredentialsUnusable: the files of the TLS flags.
     """
-    async with Client(parsed.address) as client:
+    started_s = time.monotonic()
+    try:
+        await _stream(parsed, prompt, answer, screen, timeout_s=parsed.timeout, retries=False)
+    except (NotReady, Overloaded) as error:
+        # A daemon that refuses may have room soon; nobody is waited for where nobody answers.
+        if not error.reason or answer.events:
+            raise
+        pause_s = error.retry_after_s or 0.0
+        left_s = None
+        if parsed.timeout is not None:
+            left_s = started_s + parsed.timeout - time.monotonic() - pause_s
+            if left_s <= 0:
+                raise
+        await asyncio.sleep(pause_s)
+        await _stream(parsed, prompt, answer, screen, timeout_s=left_s, retries=True)
+
+
+async def _stream(
+    parsed: argparse.Namespace,
+    prompt: Mapping[str, Any],
+    answer: Answer,
+    screen: Screen | None,
+    *,
+    timeout_s: float | None,
+    retries: bool,
+) -> None:
+    async with Client(parsed.address, credentials=credentials(parsed), retries=retries) as client:
         colours = _Colours(client) if screen is not None and screen.paints else None
-        stream = client.stream(**prompt, timeout_s=parsed.timeout, **options_from(parsed))
+        stream = client.stream(**prompt, timeout_s=timeout_s, **options_from(parsed))
         async with stream:
             async for event in stream:
                 if isinstance(event, Delta) and screen is not None:

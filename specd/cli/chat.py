@@ -26,10 +26,12 @@ from specd_client import (
     NotReady,
     Overloaded,
     ProtocolError,
+    SpecdClientError,
 )
 from specd_client.v1 import model_pb2
 
-from specd.cli.answer import Answer, ask, document
+from specd.cli.answer import ENDINGS, Answer, ask, document
+from specd.cli.calling import credentials, sentence
 from specd.cli.conversation import Conversation
 from specd.cli.lines import Lines, NotText
 from specd.cli.shown import Screen
@@ -38,12 +40,6 @@ _FAILED = 1
 _INTERRUPTED = "interrupted"
 # The same question may do better later.
 _PASSING = (NotReady, Overloaded, DeadlineExceeded, CallCancelled, InternalError, ProtocolError)
-# What a user should know of an answer that ended by itself.
-_ENDINGS = {
-    FinishReason.MAX_TOKENS: "cut at --max-new-tokens",
-    FinishReason.CONTEXT_LENGTH: "cut: the context is full. Make room with /undo or /reset.",
-    FinishReason.ABORTED: "the daemon ended the answer",
-}
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -105,8 +101,8 @@ class Chat:
         """Make sure that somebody answers, and say who to a terminal."""
         try:
             info = self._runner.run(self._server_info())
-        except CallFailed as error:
-            self._fail(str(error))
+        except SpecdClientError as error:
+            self._fail(sentence(error, self._parsed))
             return False
         if self._lines.interactive:
             self._screen.note(f"{info.model} at {self._parsed.address}; /help lists the commands")
@@ -114,7 +110,8 @@ class Chat:
         return True
 
     async def _server_info(self) -> model_pb2.ServerInfo:
-        async with Client(self._parsed.address) as client:
+        own = credentials(self._parsed)
+        async with Client(self._parsed.address, credentials=own, retries=False) as client:
             return await client.server_info()
 
     def _take(self, line: str) -> None:
@@ -144,8 +141,8 @@ class Chat:
             if not self._lines.interactive:
                 raise
             self._interrupted(answer)
-        except (CallFailed, ProtocolError) as error:
-            self._refused(error)
+        except SpecdClientError as error:
+            self._refused(error, began=bool(answer.events))
         else:
             self._complete(answer)
 
@@ -155,10 +152,19 @@ class Chat:
             print(json.dumps(document(answer)), flush=True)
         else:
             self._screen.end_line()
-        if answer.finish_reason in _ENDINGS:
-            self._hint(f"[{_ENDINGS[answer.finish_reason]}]")
+        self._tell_ending(answer.finish_reason)
         if self._parsed.show_drafts:
             self._screen.note(answer.figures)
+
+    def _tell_ending(self, reason: FinishReason | None) -> None:
+        if reason is FinishReason.ABORTED:
+            self._status = _FAILED
+            self._screen.error(ENDINGS[reason])
+        elif reason is FinishReason.CONTEXT_LENGTH:
+            self._screen.note(f"[{ENDINGS[reason]}]")
+            self._hint("Make room with /undo or /reset.")
+        elif reason in ENDINGS:
+            self._hint(f"[{ENDINGS[reason]}]")
 
     def _interrupted(self, answer: Answer) -> None:
         if self._parsed.json:
@@ -169,8 +175,8 @@ class Chat:
         else:
             self._hint(f"[{_INTERRUPTED}; /retry asks again]")
 
-    def _refused(self, error: CallFailed | ProtocolError) -> None:
-        self._fail(str(error))
+    def _refused(self, error: SpecdClientError, *, began: bool) -> None:
+        self._fail(sentence(error, self._parsed, began=began))
         if isinstance(error, _PASSING):
             self._hint("Nothing is lost: /retry asks again.")
         elif isinstance(error, CallFailed) and error.reason == "CONTEXT_LENGTH_EXCEEDED":
@@ -200,12 +206,12 @@ class Chat:
     def _save(self, name: str) -> None:
         try:
             if not name:
-                raise OSError(0, "/save needs the name of a file")
+                raise OSError(0, "it needs the name of a file", "/save")
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
                 json.dump(self._conversation.history, file, ensure_ascii=False, indent=1)
                 file.write("\n")
         except OSError as error:
-            self._fail(f"not saved: {error.strerror}")
+            self._fail(f"not saved: {error.filename}: {error.strerror}")
         else:
             self._hint(f"saved: {name}")
 

@@ -7,12 +7,13 @@ import asyncio
 import json
 from typing import Any
 
-from specd_client import CallFailed, ProtocolError
+from specd_client import FinishReason, SpecdClientError
 
-from specd.cli.answer import Answer, ask, document
+from specd.cli.answer import ENDINGS, Answer, ask, document
+from specd.cli.calling import sentence
 from specd.cli.shown import Screen
 
-_FAILED = 1
+_FAILED, _INTERRUPTED = 1, 130
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -22,16 +23,31 @@ def run(parsed: argparse.Namespace) -> int:
     screen.legend()
     try:
         asyncio.run(ask(parsed, _prompt(parsed), answer, screen))
-    except (CallFailed, ProtocolError) as error:
-        screen.error(str(error))
+    except KeyboardInterrupt:
+        screen.error("interrupted")
+        return _INTERRUPTED
+    except SpecdClientError as error:
+        message = sentence(error, parsed, began=bool(answer.events))
+        screen.error(message)
         if parsed.json:
-            print(json.dumps({"error": str(error)}))
+            print(json.dumps({"error": message}))
         return _FAILED
     screen.end_line()
+    status = _told_ending(answer.finish_reason, screen)
     if parsed.show_drafts:
         screen.note(answer.figures)
     if parsed.json:
         print(json.dumps(document(answer)))
+    return status
+
+
+def _told_ending(reason: FinishReason | None, screen: Screen) -> int:
+    """Say where an answer is less than was asked for; returns the exit status."""
+    if reason is FinishReason.ABORTED:
+        screen.error(ENDINGS[reason])
+        return _FAILED
+    if reason is FinishReason.CONTEXT_LENGTH:
+        screen.note(f"[{ENDINGS[reason]}]")
     return 0
 
 

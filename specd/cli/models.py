@@ -39,7 +39,7 @@ from specd.model.pull import Pulled, PullProgress, Report, Source, num_kept, pul
 # Without a terminal one line is written per tenth of the file.
 PLAIN_STEP_PERCENT = 10
 _INTERRUPTED = 130
-_NAMES = {"index": "from the package index", "hub": "from the hub", "cache": "was here already"}
+_NOT_SERVED = "not served by this version yet"
 
 
 def list_models(json: bool) -> int:
@@ -54,23 +54,24 @@ def list_models(json: bool) -> int:
         table.add_column(title, no_wrap=title not in {"name", "what it is"})
     for model in CATALOG.values():
         name = f"{model.name} (default)" if model.name == DEFAULT_MODEL else model.name
-        table.add_row(name, decimal(model.num_bytes), model.licence, _state(model), model.summary)
+        summary = model.summary if model.is_served else f"{model.summary}; {_NOT_SERVED}"
+        table.add_row(name, decimal(model.num_bytes), model.licence, _state(model), summary)
     for file in pulled:
         size = file.cached_path.stat().st_size
         table.add_row(str(file), decimal(size), "", "yes", "a file of the hub")
     console = Console()
     console.print(table)
-    console.print(
-        f"Files: {cache_dir()}. Fetch one with: specd models pull NAME",
-        soft_wrap=True,
-        markup=False,
-    )
+    for line in ("Fetch one with: specd models pull NAME", f"Files: {cache_dir()}"):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
 def pull_model(name: str, source: Source, json: bool) -> int:
     """Fetch a model, showing how far it is; return the exit status."""
     started = time.monotonic()
+    model = CATALOG.get(name)
+    if model is not None and not model.is_served:
+        print(f"{name}: {_NOT_SERVED} (architecture {model.architecture})", file=sys.stderr)
     try:
         with _shown(name) as report:
             pulled = pull(name, report, source=source)
@@ -85,9 +86,8 @@ def pull_model(name: str, source: Source, json: bool) -> int:
     else:
         checked = "sha256" if pulled.sha256 else "size, the hub tells no sha256,"
         seconds = time.monotonic() - started
-        print(
-            f"{name}: {pulled.path} ({_NAMES[pulled.source]}, {seconds:.1f} s, {checked} verified)"
-        )
+        whence = f"from {pulled.origin}" if pulled.origin else "was here already"
+        print(f"{name}: {pulled.path} ({whence}, {seconds:.1f} s, {checked} verified)")
     return 0
 
 
@@ -105,6 +105,7 @@ def _document(name: str, pulled: Pulled) -> dict[str, object]:
         "bytes": pulled.num_bytes,
         "sha256": pulled.sha256,
         "source": pulled.source,
+        "origin": pulled.origin or None,
         "resumed_bytes": pulled.num_resumed,
     }
 
@@ -131,6 +132,8 @@ def _entry(model: CatalogModel) -> dict[str, object]:
         "path": str(cached_path(model.name)) if _is_here(model) else None,
         "partial_bytes": num_kept(model.name),
         "hub": None if model.hub is None else str(model.hub),
+        "architecture": model.architecture,
+        "served": model.is_served,
         "default": model.name == DEFAULT_MODEL,
     }
 

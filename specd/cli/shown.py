@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -79,15 +79,31 @@ class Screen:
 
 def figures(stats: SpeculationStats, num_tokens: int, tokens_per_s: float | None) -> str:
     """What drafting brought to one answer, in a line. tokens_per_s: None where not measurable."""
-    total = stats.total
-    mean = total.accepted_draft_tokens / max(1, total.verify_steps)
-    makers = [name for name, tally in stats.by_drafter.items() if tally.draft_tokens]
+    steps = _counted(stats.total.verify_steps, "step")
     speed = "" if tokens_per_s is None else f", {tokens_per_s:.0f} tokens/s"
+    run = f"{_counted(num_tokens, 'token')} in {steps}{speed}"
+    return "; ".join([run, _drafts(stats), *_troubles(stats)])
+
+
+def _drafts(stats: SpeculationStats) -> str:
+    total = stats.total
+    if not total.draft_tokens:
+        return "no drafts"
+    per_step = total.accepted_draft_tokens / max(1, total.verify_steps)
+    makers = [name for name, tally in stats.by_drafter.items() if tally.draft_tokens]
     return (
-        f"{_counted(num_tokens, 'token')} in {_counted(total.verify_steps, 'step')}{speed}; "
         f"{total.accepted_draft_tokens} of {_counted(total.draft_tokens, 'draft')} accepted, "
-        f"mean accepted length {mean:.2f}; drafters: {', '.join(makers) or 'none'}"
+        f"{per_step:.2f} accepted drafts per step; drafters: {', '.join(makers)}"
     )
+
+
+def _troubles(stats: SpeculationStats) -> Iterator[str]:
+    """What each drafter failed to bring: steps that it was late for, and its faults."""
+    for name, tally in stats.by_drafter.items():
+        late = [f"late {_counted(tally.late, 'time')}"] if tally.late else []
+        faults = [_counted(tally.faults, "fault")] if tally.faults else []
+        if late or faults:
+            yield f"{name}: {', '.join(late + faults)}"
 
 
 def _counted(count: int, noun: str) -> str:

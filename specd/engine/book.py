@@ -11,6 +11,8 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from drafters.contract import EndReason, SamplingHint
 from specd.engine.drafting import Drafting
@@ -41,6 +43,8 @@ class Book:
         self._max_rows = max_rows
         self._free_slots = list(range(max_rows))
         self._requests: dict[str, Request] = {}
+        # Ids of requests whose prompts are not ready, and whether they are to end at once.
+        self._aborted_early: dict[str, bool] = {}
 
     @property
     def slots_used(self) -> int:
@@ -53,19 +57,44 @@ class Book:
     def find(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
-    def submit(self, request: Request) -> None:
-        """Put a request at the end of the queue. Raises as `Engine.submit`."""
-        if self.refusing is not None:
-            raise NotServing(self.refusing)
-        if request.request_id in self._requests:
-            raise DuplicateRequest(request.request_id)
+    @contextmanager
+    def expecting(self, request_id: str) -> Iterator[None]:
+        """Hold an id while its prompt is made ready. Raises as `Engine.expecting`."""
+        self._check_room(request_id)
+        self._aborted_early[request_id] = False
+        try:
+            yield
+        finally:
+            self._aborted_early.pop(request_id, None)
+
+    def abort_expected(self, request_id: str) -> bool:
+        """Let an expected request end when it comes; False if none of this id is expected."""
+        if request_id not in self._aborted_early:
+            return False
+        self._aborted_early[request_id] = True
+        return True
+
+    def submit(self, request: Request) -> bool:
+        """Put a request at the end of the queue; True if it was aborted before it came.
+
+        Raises as `Engine.submit`.
+        """
+        is_aborted = self._aborted_early.pop(request.request_id, False)
+        self._check_room(request.request_id)
         if request.known + 1 > self.pages.capacity:
             raise OutOfPages(request.known + 1, self.pages.capacity)
+        self._requests[request.request_id] = request
+        self.waiting.append(request)
+        return is_aborted
+
+    def _check_room(self, request_id: str) -> None:
+        if self.refusing is not None:
+            raise NotServing(self.refusing)
+        if request_id in self._requests or request_id in self._aborted_early:
+            raise DuplicateRequest(request_id)
         # Requests for free slots wait until the next step only; the limit is for those behind them.
         if len(self.waiting) >= self._max_waiting + len(self._free_slots):
             raise QueueFull(self._max_waiting, _RETRY_AFTER_S)
-        self._requests[request.request_id] = request
-        self.waiting.append(request)
 
     def admit(self, request: Request) -> bool:
         """Move the first of the queue to the running ones; True if it never ran before."""

@@ -13,12 +13,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from specd.engine.book import Book
 from specd.engine.drafting import Draft, Drafting
 from specd.engine.events import Started
+from specd.engine.facts import EngineStatistics, ModelFacts
 from specd.engine.pace import Pace
 from specd.engine.padding import clean_draft, pad
 from specd.engine.request import EndCause, Request
@@ -47,28 +48,6 @@ class Device(Protocol):
     async def step(self, batch: PaddedBatch) -> StepResult: ...
 
     async def check(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the loop must know of the model: its name, vocabulary and arithmetic fingerprint."""
-
-    name: str
-    vocab_size: int
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """Counts at this moment; all but `steps` are zero when nothing runs."""
-
-    steps: int
-    running: int
-    waiting: int
-    pages_used: int
-    pages_total: int
-    slots_used: int
-    drafter_sessions: int
 
 
 class Engine:
@@ -109,6 +88,13 @@ class Engine:
         """Positions that the whole KV pool holds."""
         return self._book.pages.capacity
 
+    def expecting(self, request_id: str) -> AbstractContextManager[None]:
+        """Hold an id for a request whose prompt is not ready yet: it is live for `abort`.
+
+        Raises what `submit` raises, but for OutOfPages.
+        """
+        return self._book.expecting(request_id)
+
     def submit(self, request: Request) -> None:
         """Queue a request; its events come through its mailbox.
 
@@ -116,12 +102,16 @@ class Engine:
             NotServing, DuplicateRequest, QueueFull: and nothing has changed.
             OutOfPages: the prompt alone is larger than the KV pool.
         """
-        self._book.submit(request)
+        is_aborted = self._book.submit(request)
+        if is_aborted:
+            self.abort(request.request_id)
         self._idle.clear()
         self._wake.set()
 
     def abort(self, request_id: str) -> bool:
         """End a stream cleanly at the next step; False if no such request is alive."""
+        if self._book.abort_expected(request_id):
+            return True
         request = self._book.find(request_id)
         if request is None:
             return False
@@ -134,7 +124,8 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """The reader of `request` is gone. Harmless when the request has ended."""
-        request.end_cause = EndCause.CANCELLED
+        if request.end_cause is None:
+            request.end_cause = EndCause.CANCELLED
         self._wake.set()
 
     def refuse_new(self, reason: str) -> None:

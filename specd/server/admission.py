@@ -6,7 +6,7 @@ nothing is admitted again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -29,31 +29,30 @@ class Drained:
 class Admission:
     """One per daemon. `tell` publishes whether calls are admitted: health and the ready file."""
 
-    def __init__(self, engine: Engine, tell: Callable[[bool], Awaitable[None]]) -> None:
+    def __init__(self, engine: Engine, tell: Callable[[bool], None]) -> None:
         self._engine = engine
         self._tell = tell
         self._closed = False
 
-    async def open(self) -> None:
-        """Say that calls are admitted."""
-        await self._tell(True)
+    def open(self) -> None:
+        """Say that calls are admitted. Raises what `tell` raises."""
+        self._tell(True)
 
-    async def close(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
         """Refuse new calls with NotServing and say so; live ones go on. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True
         # Whoever reads SERVING a moment too late is refused, and may retry elsewhere.
         self._engine.refuse_new(reason)
-        with anyio.CancelScope(shield=True):
-            await self._tell(False)
+        self._tell(False)
 
     async def drain(self, timeout_s: float | None) -> Drained:
         """Close, then wait until no request is live.
 
         After `timeout_s` those that are left end with ABORTED; None waits as long as they take.
         """
-        await self.close("draining")
+        self.close("draining")
         live = self._engine.live()
         with anyio.move_on_after(timeout_s) as patience:
             await self._engine.wait_idle()

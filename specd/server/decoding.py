@@ -2,7 +2,7 @@
 
 Knows bytes that are no message, for which gRPC itself would answer UNKNOWN with a traceback in the
 log, and fields of newer revisions, which protobuf drops without a word. Invariant: the handlers of
-specd's own services see either a request of which every field is known or `Refused`, which
+unary requests see either a request of which every field is known or `Refused`, which
 `with_status` answers before they do.
 """
 
@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError
 from specd.errors import InvalidField, RequestRefused
 from specd.server.fields import refuse_unknown_fields
 
-OWN = "/specd."
+# Reflection has streams of requests, and guards them itself.
+GUARDED = ("/specd.", "/grpc.health.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class GuardDecoding(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Return the handler of a call, its decoding guarded."""
         handler = await continuation(details)
-        if handler is None or not details.method.startswith(OWN):
+        if handler is None or not details.method.startswith(GUARDED):
             return handler
         return handler._replace(request_deserializer=guarded(handler.request_deserializer))
 

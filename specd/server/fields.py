@@ -18,6 +18,8 @@ T = TypeVar("T", bool, int, float)
 
 # Parts of a repeated field in which an unknown field is looked for, to tell its number.
 MAX_SEARCHED = 1000
+# Beyond it nobody looks which field it is: each look copies the message.
+MAX_SEARCHED_BYTES = 64 * 1024
 
 
 def value_or(message: Message, field: str, default: T) -> T:
@@ -64,6 +66,8 @@ def refuse_unknown_fields(message: Message, path: str = "") -> None:
     # Half a million messages take 90 ms in one look, and half a second one by one.
     if not _has_unknown_fields(message):
         return
+    if message.ByteSize() > MAX_SEARCHED_BYTES:
+        raise UnsupportedField("request")
     if (number := _first_unknown_field(message)) is not None:
         raise UnsupportedField(f"{path}#{number}")
     for field, value in message.ListFields():

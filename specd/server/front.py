@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import anyio.to_thread
-
 from specd.device.boot import Booted
 from specd.engine.loop import Engine
 from specd.engine.output import Output
@@ -19,6 +17,7 @@ from specd.engine.request import Request
 from specd.errors import ContextLengthExceeded, DeadlineTooShort, NotServing
 from specd.server.admission import Admission
 from specd.server.convert import GenerationCall, Limits
+from specd.server.text_desk import TextDesk
 from specd.text.prompt import ChatPrompt, Prompt, TextPrompt
 
 # So many take about a millisecond, ten times what the way to a thread and back does.
@@ -34,6 +33,7 @@ class Rooms:
     engine: Engine
     admission: Admission
     booted: Booted
+    desk: TextDesk
     limits: Limits
     weights: str
     max_rows: int
@@ -44,10 +44,12 @@ class Rooms:
 
         Raises:
             InvalidField: the chat template or the tokenizer refused it.
+            TooMuchText: too much waits already.
             ContextLengthExceeded: it leaves no room for a new token.
         """
         if isinstance(prompt, TextPrompt | ChatPrompt):
-            ids = await anyio.to_thread.run_sync(self._encode, prompt)
+            num_bytes = self._size(prompt)
+            ids = await self.desk.do(partial(self._encode, prompt), num_bytes)
         else:
             ids = list(prompt.token_ids)
         if len(ids) >= self.limits.context_length:
@@ -55,9 +57,25 @@ class Rooms:
         return ids
 
     async def text_of(self, ids: Sequence[int], *, skip_special: bool) -> str:
-        """Turn ids into text; a long list, which takes a microsecond each, off the event loop."""
+        """Turn ids into text; a long list, which takes a microsecond each, off the event loop.
+
+        Raises:
+            TooMuchText: too much waits already.
+        """
         decode = partial(self.booted.tokenizer.decode, ids, skip_special=skip_special)
-        return await anyio.to_thread.run_sync(decode) if len(ids) > MANY_IDS else decode()
+        return await self.desk.do(decode, 4 * len(ids)) if len(ids) > MANY_IDS else decode()
+
+    def _size(self, prompt: TextPrompt | ChatPrompt) -> int:
+        """Bytes of text. Raises ContextLengthExceeded where no tokens are long enough for them."""
+        if isinstance(prompt, TextPrompt):
+            num_bytes = len(prompt.text.encode())
+            # A template may leave out parts of a chat, so there nothing is certain before.
+            least = -(-num_bytes // self.booted.tokenizer.longest_token_bytes)
+            if least >= self.limits.context_length:
+                raise ContextLengthExceeded(least, self.limits.context_length, at_least=True)
+            return num_bytes
+        # A message costs the template about as much as so many bytes cost the tokenizer.
+        return sum(100 + len(message.content.encode()) for message in prompt.messages)
 
     def _check_deadline(self, num_tokens: int, time_left_s: float | None) -> None:
         needed_s = self.engine.pace.least_time_s(num_tokens)
@@ -76,8 +94,12 @@ class Rooms:
     async def submit(self, call: GenerationCall, deadline: Deadline) -> Request:
         """Tokenise a call and queue it. Raises RequestRefused, or OutOfPages for its prompt."""
         arrived_s = time.perf_counter()
-        ids = await self.tokens_of(call.prompt)
-        self._check_deadline(len(ids), deadline())
+        with self.engine.expecting(call.request_id):
+            ids = await self.tokens_of(call.prompt)
+            self._check_deadline(len(ids), deadline())
+            return self._queue(call, ids, arrived_s)
+
+    def _queue(self, call: GenerationCall, ids: list[int], arrived_s: float) -> Request:
         params = call.params
         context_left = self.limits.context_length - len(ids)
         request = Request(

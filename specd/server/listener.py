@@ -6,14 +6,12 @@ before the model loads, and health says SERVING exactly while Generate is admitt
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2_grpc
 from specd_client.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -23,22 +21,21 @@ from specd_client.v1 import (
     model_pb2_grpc,
 )
 
-from specd.addresses import Address, Tcp, Unix, prepare
-from specd.errors import AddressUnavailable
+from specd.addresses import Address
 from specd.server.admin import AdminServicer
+from specd.server.binding import Binding
 from specd.server.decoding import GuardDecoding
 from specd.server.front import Front
 from specd.server.generation import GenerationServicer
+from specd.server.health import HealthServicer
 from specd.server.model import ModelServicer
+from specd.server.reflection import add_reflection
 from specd.server.tls import Certificates
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 MODEL = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-# Sockets are for this user alone.
-_UMASK = 0o177
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +90,12 @@ class Listener:
         self._server = grpc.aio.server(
             interceptors=[GuardDecoding()], options=connections.options()
         )
-        self._certificates = connections.certificates
-        self._health = health.aio.HealthServicer()
-        self._services = services
+        self._binding = Binding(self._server, connections.certificates)
+        self._health = HealthServicer(services)
         add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if connections.reflection:
-            _add_reflection(self._server, services)
+            add_reflection(self._server, (*services, health.SERVICE_NAME))
 
     async def start(self, addresses: Sequence[Address]) -> list[Address]:
         """Bind and answer; returns the real addresses, in order.
@@ -107,42 +103,22 @@ class Listener:
         Raises:
             AddressUnavailable: not this machine's, or in use.
         """
-        await self.set_serving(False)
-        bound: list[Address] = []
         try:
-            for address in addresses:
-                bound.append(self._bind(address))  # noqa: PERF401  # kept on failure
-        except AddressUnavailable:
-            _unlink(bound)
+            bound = [await self._binding.bind(address) for address in addresses]
+        except BaseException:
+            self._binding.release()
             raise
         await self._server.start()
         return bound
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Tell health watchers whether calls are admitted."""
-        serving_status = health_pb2.HealthCheckResponse
-        status = serving_status.SERVING if serving else serving_status.NOT_SERVING
-        for name in ("", *self._services):
-            await self._health.set(name, status)
+        self._health.set(serving)
 
     async def stop(self, grace_s: float) -> None:
         """Close the addresses, let handlers end for `grace_s`, then cancel them."""
+        self._binding.release()  # first: what lies there later may be a successor's
         await self._server.stop(grace_s)
-
-    def _bind(self, address: Address) -> Address:
-        try:
-            if isinstance(address, Unix):
-                return _bind_socket(self._server, address)
-            if self._certificates is None:
-                port = self._server.add_insecure_port(str(address))
-            else:
-                credentials = self._certificates.credentials()
-                port = self._server.add_secure_port(str(address), credentials)
-            return Tcp(address.host, port)
-        except RuntimeError as error:
-            raise AddressUnavailable(
-                f"cannot listen on {address}: the address is in use or is not of this machine"
-            ) from error
 
 
 def public_listener(front: Front, connections: Connections) -> Listener:
@@ -164,36 +140,3 @@ def admin_listener(front: Front, connections: Connections) -> Listener:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(front), server)
 
     return Listener((ADMIN,), add_to, connections)
-
-
-def _bind_socket(server: grpc.aio.Server, address: Unix) -> Unix:
-    prepare(address)
-    before = os.umask(_UMASK)
-    try:
-        server.add_insecure_port(str(address))
-    finally:
-        os.umask(before)
-    return address
-
-
-def _unlink(addresses: Sequence[Address]) -> None:
-    """Remove sockets of a server that never started: gRPC leaves those lying."""
-    for address in addresses:
-        if isinstance(address, Unix):
-            address.path.unlink(missing_ok=True)
-
-
-def _add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
-    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
-    reflection.enable_server_reflection(names, server)
-    # The two versions have the same messages; clients ask for v1 first.
-    servicer = reflection.aio.ReflectionServicer(names)
-    messages = reflection.aio._reflection_pb2
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=messages.ServerReflectionRequest.FromString,
-        response_serializer=messages.ServerReflectionResponse.SerializeToString,
-    )
-    server.add_generic_rpc_handlers([
-        grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
-    ])

@@ -40,25 +40,31 @@ class Listeners:
 
         Raises:
             AddressUnavailable: and nothing is bound.
+            StartFailed: the ready file is something else than a file.
         """
+        if self._ready_file is not None and not _may_be_written(self._ready_file):
+            raise StartFailed(f"the ready file {self._ready_file} is there and is no file")
         try:
             self.addresses = await self._public.start(listen)
             if admin == "auto":
                 admin = default_admin(self.addresses[0])
             if not isinstance(admin, str):
                 (self.admin_address,) = await self._admin.start([admin])
-                await self._admin.set_serving(True)
+                self._admin.set_serving(True)
         except BaseException:
             await self.stop(0)
             raise
+        # Only now: a daemon that has these addresses already may have the file, too.
+        if self._ready_file is not None:
+            _remove(self._ready_file)
 
-    async def tell(self, admitting: bool) -> None:
+    def tell(self, admitting: bool) -> None:
         """Publish whether calls are admitted: health and the ready file. Raises StartFailed."""
-        await self._public.set_serving(admitting)
+        self._public.set_serving(admitting)
         if self._ready_file is not None and admitting:
             _write(self._ready_file, self._document())
         elif self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
+            _remove(self._ready_file)
         if admitting:
             _log.info("serving %s on %s", self._model, ", ".join(map(str, self.addresses)))
             _log.info("admin calls on %s", self.admin_address or "no address")
@@ -85,4 +91,18 @@ def _write(path: Path, document: dict[str, object]) -> None:
         partial.write_text(json.dumps(document) + "\n")
         partial.replace(path)
     except OSError as error:
+        _remove(partial)
         raise StartFailed(f"cannot write the ready file {path}: {error.strerror}") from error
+
+
+def _may_be_written(path: Path) -> bool:
+    """Whether it can be replaced and removed: a device or a folder cannot be meant."""
+    return path.is_file() or not path.exists()
+
+
+def _remove(path: Path) -> None:
+    """Nobody's stream may end because a file cannot be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("cannot remove %s: %s", path, error.strerror)

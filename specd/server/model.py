@@ -12,19 +12,16 @@ import grpc
 from specd_client.v1 import model_pb2 as pb
 from specd_client.v1 import model_pb2_grpc
 
-from specd.errors import InvalidField
 from specd.server.convert import model_from, prompt_from
 from specd.server.convert_model import (
+    check_fits,
     detokenized_ids_from,
     interval_s_from,
     skip_special_tokens_from,
 )
 from specd.server.front import Front
-from specd.server.info import model_info, server_info
+from specd.server.info import Watched, model_info, server_info
 from specd.server.status import with_status
-
-# A message may have 4 MiB.
-MAX_TEXT_BYTES = 4_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,6 +31,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._watched = Watched()
 
     @with_status
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
@@ -56,9 +54,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         model_from(request, limits=rooms.limits)
         ids = detokenized_ids_from(request, limits=rooms.limits)
         text = await rooms.text_of(ids, skip_special=skip_special_tokens_from(request))
-        # gRPC would send nothing and say so in a status that is none of ours.
-        if len(text.encode()) > MAX_TEXT_BYTES:
-            raise InvalidField("token_ids", f"their text has more than {MAX_TEXT_BYTES} bytes")
+        check_fits(text)
         return pb.DetokenizeResponse(text=text)
 
     @with_status
@@ -72,6 +68,8 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         self, request: pb.WatchServerInfoRequest, context: Context
     ) -> None:
         interval_s = interval_s_from(request)
-        while True:
-            await context.write(pb.WatchServerInfoResponse(info=server_info(self._front.rooms)))
-            await anyio.sleep(interval_s)
+        with self._watched.one_more():
+            while True:
+                info = self._watched.info(self._front.rooms)
+                await context.write(pb.WatchServerInfoResponse(info=info))
+                await anyio.sleep(interval_s)

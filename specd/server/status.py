@@ -29,7 +29,7 @@ from specd.server.decoding import Refused
 log = logging.getLogger(__name__)
 
 DOMAIN = "specd"
-NOT_SERVING_RETRY_S = 1.0
+RETRY_S = 1.0
 # A status travels in one block of headers, of which peers take 8 KiB, and it holds up to four such
 # texts; non-ASCII triples in one of them.
 MAX_TEXT_BYTES = 512
@@ -97,7 +97,7 @@ def _prompt_length(error: errors.ContextLengthExceeded) -> dict[str, str]:
     return {"limit": str(error.limit), "prompt_tokens": str(error.num_prompt_tokens)}
 
 
-def _queue_limit(error: errors.QueueFull) -> dict[str, str]:
+def _limit(error: errors.QueueFull | errors.TooMuchText | errors.TooManyWatchers) -> dict[str, str]:
     return {"limit": str(error.limit)}
 
 
@@ -109,8 +109,8 @@ def _times(error: errors.DeadlineTooShort) -> dict[str, str]:
     return {"time_left_s": f"{error.time_left_s:.3f}", "needed_s": f"{error.needed_s:.3f}"}
 
 
-def _serving_retry(_: errors.NotServing) -> float:
-    return NOT_SERVING_RETRY_S
+def _soon(_: errors.SpecdError) -> float:
+    return RETRY_S
 
 
 TABLE: Mapping[type[errors.SpecdError], Row] = {
@@ -121,10 +121,12 @@ TABLE: Mapping[type[errors.SpecdError], Row] = {
     errors.UnsupportedField: Row(Code.UNIMPLEMENTED, "UNSUPPORTED_FIELD", _unsupported),
     errors.UnknownName: Row(Code.NOT_FOUND, "UNKNOWN_NAME", _resource),
     errors.DuplicateRequest: Row(Code.ALREADY_EXISTS, "DUPLICATE_REQUEST", _request),
-    errors.QueueFull: Row(Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", _none, _queue_limit, _queue_retry),
+    errors.QueueFull: Row(Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", _none, _limit, _queue_retry),
     errors.DeadlineTooShort: Row(Code.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT", metadata=_times),
     errors.WrongState: Row(Code.FAILED_PRECONDITION, "WRONG_STATE"),
-    errors.NotServing: Row(Code.UNAVAILABLE, "NOT_SERVING", retry_after_s=_serving_retry),
+    errors.TooMuchText: Row(Code.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", _none, _limit, _soon),
+    errors.TooManyWatchers: Row(Code.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS", _none, _limit),
+    errors.NotServing: Row(Code.UNAVAILABLE, "NOT_SERVING", retry_after_s=_soon),
     # Not RESOURCE_EXHAUSTED, which clients retry: only a larger pool helps.
     errors.OutOfPages: Row(Code.FAILED_PRECONDITION, "OUT_OF_PAGES"),
     errors.NonFiniteLogits: Row(Code.INTERNAL, "NON_FINITE_LOGITS"),

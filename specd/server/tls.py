@@ -66,12 +66,16 @@ class Certificates:
         files = self._files
         return [files.certificate, files.key, *([files.client_ca] if files.client_ca else [])]
 
+    def _refuse_to_ask(self) -> str:
+        """OpenSSL would ask at the terminal for the words of an encrypted key, and wait."""
+        raise StartFailed(f"the key {self._files.key} is encrypted: decrypt it first")
+
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files
         try:
             # gRPC says nothing of what is wrong with a file; the standard library does.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(files.certificate, files.key)
+            context.load_cert_chain(files.certificate, files.key, self._refuse_to_ask)
             if files.client_ca:
                 context.load_verify_locations(files.client_ca)
             pair = (files.key.read_bytes(), files.certificate.read_bytes())

@@ -178,6 +178,11 @@ class Tokenizer:
         kept = (self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i)))
         return b"".join(kept).decode("utf-8", "replace")
 
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Bytes of the longest token; no text has fewer tokens than its bytes divided by this."""
+        return max(map(len, self._bytes))
+
     def token_text(self, token_id: int | None) -> str:
         """The text of one token, empty for None: what templates call `bos_token`."""
         return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")

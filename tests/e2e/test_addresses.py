@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,26 @@ async def test_a_socket_that_a_killed_daemon_left_behind_is_taken_over(
         daemon.wait_ready()
         async with Client(address) as client:
             assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_ends_leaves_the_socket_of_its_successor(
+    toy: Path, tmp_path: Path
+) -> None:
+    address = f"unix:{tmp_path}/s"
+    with spawned(toy, listen=address) as first:
+        first.wait_ready()
+        for name in ("s", "s.admin"):
+            (tmp_path / name).unlink()
+        with spawned(toy, listen=address) as second:
+            second.wait_ready()
+            first.terminate()
+            assert first.wait_exit() == 0
+            async with Client(address) as client:
+                assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
+            second.terminate()
+            assert second.wait_exit() == 0
+    assert os.listdir(tmp_path) == []
 
 
 def test_when_one_address_cannot_be_had_none_is_kept(toy: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specd_client import Client, Finished, FinishReason, NotReady
 from specd_client.errors import error_from
-from specd_client.v1 import admin_pb2, admin_pb2_grpc
+from specd_client.v1 import admin_pb2, admin_pb2_grpc, generation_pb2
 
 from tests.e2e.calls import PATIENCE_S, PROMPT, stream_request, stubs, wait_for
 from tests.support.daemon import Daemon, spawned
@@ -85,6 +85,23 @@ async def test_a_drain_that_runs_out_of_time_ends_the_rest_with_aborted(long_toy
                 assert isinstance(finished, Finished)
                 assert sequence.finish_reason is FinishReason.ABORTED
             await _rest(short)
+
+
+@pytest.mark.asyncio
+async def test_unary_calls_count_as_what_they_ended_with(long_toy: Path) -> None:
+    with spawned(long_toy) as daemon:
+        daemon.wait_ready()
+        async with Client(daemon.address) as client, stubs(daemon.address) as raw:
+            request = generation_pb2.GenerateRequest(
+                input={"text": PROMPT}, stop={"ignore_eos": True}
+            )
+            calls = [raw.generation.Generate(request) for _ in range(3)]
+            await wait_for(client, running=3)
+            async with admin(daemon) as operator:
+                assert await _drain(operator, nanos=100_000_000) == (0, 3)
+            for call in calls:
+                (sequence,) = (await call).sequences
+                assert sequence.finish.finish_reason == generation_pb2.FINISH_REASON_ABORTED
 
 
 @pytest.mark.asyncio

@@ -12,7 +12,6 @@ import pytest
 
 from specd import __version__
 from tests.e2e.calls import PROMPT
-from tests.e2e.test_start import free_port
 from tests.support.commands import SPECD, specd
 from tests.support.daemon import Daemon, environment
 
@@ -54,7 +53,10 @@ def test_json_ends_with_one_document_of_the_whole_stream(daemon: Daemon) -> None
     document = _document(daemon, *GREEDY, "--max-new-tokens", "20", "--seed", "7")
     assert len(document["token_ids"]) == document["usage"]["completion_tokens"] == 20
     assert document["finish_reason"] == "MAX_TOKENS"
-    assert (document["seed"], document["model"]) == (7, str(_document(daemon)["model"]))
+    assert (document["seed"], document["model"]) == (
+        7,
+        _document(daemon, "--max-new-tokens", "1")["model"],
+    )
     total = document["speculation"]["total"]
     assert total["verify_steps"] + total["accepted_draft_tokens"] in {20, 21}
 
@@ -104,15 +106,6 @@ def test_a_refused_call_is_status_one_and_a_sentence(
         assert word in done.stderr and word in document["error"]
 
 
-def test_a_daemon_that_is_not_there_is_status_one_and_a_sentence() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    done = specd("generate", "--address", address, "x")
-    assert done.returncode == 1
-    assert done.stderr.startswith("specd: ") and "Traceback" not in done.stderr
-    assert address in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_an_output_that_cannot_show_every_character_shows_the_others(daemon: Daemon) -> None:
     arguments = ("generate", "--address", daemon.address, *GREEDY, "--max-new-tokens", "40", PROMPT)
     full, ascii_ = specd(*arguments), specd(*arguments, env={"PYTHONIOENCODING": "ascii"})
@@ -128,7 +121,7 @@ def test_an_interrupted_generate_is_status_130_and_no_traceback(daemon: Daemon) 
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (130, b"")
+    assert (process.returncode, errors) == (130, b"specd: interrupted\n")
 
 
 def test_a_reader_that_has_enough_is_no_traceback(daemon: Daemon) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,15 +39,36 @@ def test_the_admin_address_follows_from_the_daemon_s(toy: Path, tmp_path: Path) 
         assert done.returncode == 0, done.stderr
 
 
-def test_nobody_there_and_a_bad_timeout_are_status_one_and_a_sentence(toy: Path) -> None:
-    with spawned(toy) as daemon:
+def test_what_is_no_admin_address_is_status_one_and_a_sentence() -> None:
+    done = specd("drain", "--admin-address", "nonsense")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("specd: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_an_admin_socket_that_was_guessed_wrong_tells_where_the_right_one_stands(
+    toy: Path, tmp_path: Path
+) -> None:
+    with spawned(toy, env={"XDG_RUNTIME_DIR": str(tmp_path)}) as daemon:
         daemon.wait_ready()
-        for flags in (
-            ("--admin-address", "unix:/no/such/socket"),
-            ("--admin-address", "nonsense"),
-            ("--admin-address", daemon.admin_address, "--timeout", "-1"),
-        ):
-            done = specd("drain", *flags)
-            assert (done.returncode, done.stdout) == (1, "")
-            assert done.stderr.startswith("specd: ")
-            assert len(done.stderr.splitlines()) == 1
+        address = daemon.address.replace("127.0.0.1", "localhost")
+        guessed = f"unix:{tmp_path}/specd/{address}.admin"
+        done = specd(
+            "drain", "--json", "--address", address, env={"XDG_RUNTIME_DIR": str(tmp_path)}
+        )
+        message = json.loads(done.stdout)["error"]
+        assert (done.returncode, done.stderr) == (1, f"specd: {message}\n")
+        assert message == (
+            f"nobody answers at the admin address {guessed} (No such file or directory); "
+            "the daemon's log and ready file tell the right one, for --admin-address"
+        )
+        told = re.search(r"admin calls on (\S+)", daemon.log)
+        assert told is not None and told[1] == daemon.admin_address
+        assert specd("drain", "--admin-address", told[1]).returncode == 0
+
+
+@pytest.mark.parametrize("timeout", ["nan", "inf", "-1", "1e300", "soon"])
+def test_a_timeout_that_cannot_be_waited_for_is_wrong_usage(timeout: str) -> None:
+    for command in (("drain",), ("generate", "x"), ("chat",)):
+        done = specd(*command, f"--timeout={timeout}")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{timeout!r} is no number of seconds" in done.stderr.splitlines()[-1]

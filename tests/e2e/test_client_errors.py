@@ -20,6 +20,8 @@ SENT: list[errors.SpecdError] = [
     errors.UnknownName("model", "m", []),
     errors.DuplicateRequest("r"),
     errors.QueueFull(4, 0.25),
+    errors.TooMuchText(9),
+    errors.TooManyWatchers(9),
     errors.DeadlineTooShort(0.1, 0.2),
     errors.WrongState("no"),
     errors.NotServing("draining"),

@@ -19,10 +19,11 @@ WRONG_USAGE = 2
 
 
 def _print_config(
-    *flags: str, env: Mapping[str, str] | None = None
+    *flags: str, env: Mapping[str, str] | None = None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "specd.cli.main", "serve", "--print-config", *flags],
+        input=stdin,
         capture_output=True,
         text=True,
         env=environment(env),
@@ -75,13 +76,15 @@ def test_what_is_printed_is_a_file_that_gives_the_same_again(file: Path) -> None
         ("max_rowz = 3", ("max_rowz", "no setting")),
         ("[serve]\nmax_rows = 3", ("serve", "no setting")),
         ("max-rows = 3", ("max-rows", "no setting")),
-        ("max_rows = 0", ("max_rows in ", "greater than or equal to 1")),
+        ("max_rows = 0", ("max_rows in ", "a number from 1")),
         ("max_rows = 'many'", ("max_rows in ",)),
         ("drafter = [1]", ("drafter in ", "texts")),
         ("drafter = 7", ("drafter in ", "texts")),
         ("listen = []", ("listen in ",)),
         ("listen = 'nowhere'", ("listen in ", "HOST:PORT")),
         ("max_rows = ", ("is not TOML",)),
+        ("a = " + "[" * 5000, ("is not TOML", "recursion")),
+        ("max_rows = " + "1" * 5000, ("is not TOML", "digits")),
         ("\xff", ("is not TOML",)),
     ],
 )
@@ -102,6 +105,70 @@ def test_a_file_that_cannot_be_read_is_told(file: Path, where: str) -> None:
     done = _print_config(*(("--config", str(file)) if where == "flag" else ()), env=env)
     assert done.returncode == WRONG_USAGE
     assert f"cannot read {file}: No such file" in done.stderr
+
+
+def test_a_file_may_be_a_pipe() -> None:
+    done = _print_config("--config", "/dev/stdin", stdin="max_rows = 3\n")
+    assert (done.returncode, tomllib.loads(done.stdout)["max_rows"]) == (0, 3)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    done = _print_config("--config", str(tmp_path))
+    assert done.returncode == WRONG_USAGE
+    assert done.stderr == f"specd: cannot read {tmp_path}: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--kv-memory", "2X"), "bytes, or a number with a suffix K, M or G"),
+        (("--kv-memory", "9" * 5000), "bytes, or a number with a suffix K, M or G"),
+        (("--log-level", "TRACE"), "takes 'DEBUG', 'INFO', 'WARNING' or 'ERROR', not 'TRACE'"),
+        (("--weights", "int3"), "takes 'fp32', 'bf16' or 'int4', not 'int3'"),
+        (("--max-rows", "many"), "takes a whole number, not 'many'"),
+        (("--max-rows", "1" * 5000), "takes a whole number, not '111"),
+        (("--drain-seconds", "soon"), "takes a number, not 'soon'"),
+        (("--drain-seconds", "nan"), "takes a number"),
+        (("--insecure", "maybe"), "takes true or false, not 'maybe'"),
+        (("--threads", "513"), "takes a number up to 512, not '513'"),
+        (("--kv-memory", "0"), "takes a number above 0, not 0"),
+    ],
+)
+def test_a_wrong_value_is_told_in_our_words(flags: tuple[str, str], words: str) -> None:
+    done = _print_config(*flags)
+    assert done.returncode == WRONG_USAGE
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"specd: {flags[0]} (or SPECD_") and words in sentence
+    assert len(sentence) < 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--tls-key", "k"), "--tls-certificate and --tls-key go together"),
+        (("--tls-client-ca", "c"), "--tls-client-ca needs --tls-certificate and --tls-key"),
+        (("--max-rows", "300"), "--max-step-tokens has to be at least --max-rows"),
+        (
+            ("--listen", "0.0.0.0:1"),
+            "0.0.0.0:1 can be reached from other machines: give --tls-certificate and --tls-key, "
+            "or allow it with --insecure",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named_as_flags(
+    flags: tuple[str, ...], sentence: str
+) -> None:
+    done = _print_config(*flags)
+    assert (done.returncode, done.stderr) == (WRONG_USAGE, f"specd: {sentence}\n")
+
+
+@pytest.mark.parametrize("flag", ["insecure", "reflection"])
+def test_a_flag_of_true_and_false_may_stand_alone(flag: str) -> None:
+    env = {f"SPECD_{flag.upper()}": "false"}
+    for words in ((), ("true",)):
+        done = _print_config(f"--{flag}", *words, env=env)
+        assert (done.returncode, tomllib.loads(done.stdout)[flag]) == (0, True)
+    assert tomllib.loads(_print_config(env=env).stdout)[flag] is False
 
 
 async def _reflect(channel: grpc.aio.Channel) -> None:

@@ -18,6 +18,7 @@ from specd_client.errors import error_from
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import model_pb2, types_pb2
 
+from specd.server.convert_model import MAX_DETOKENIZED_IDS
 from tests.e2e.calls import (
     PROMPT,
     Stubs,
@@ -189,12 +190,11 @@ async def test_a_request_of_four_mebibytes_holds_up_no_stream(
 
 
 @pytest.mark.asyncio
-async def test_ids_whose_text_is_more_than_a_message_holds_are_refused(daemon: Daemon) -> None:
-    ids = list(b"A" * 1000)  # toy ids below 256 are bytes
+async def test_so_many_ids_become_text_and_no_more(daemon: Daemon) -> None:
+    ids = [65] * MAX_DETOKENIZED_IDS  # toy ids below 256 are bytes
     async with Client(daemon.address) as client:
-        assert await detokenized(client, ids * 4000) == "A" * 4_000_000
-        [word, *_] = await tokenized(client, "passengers")
+        assert await detokenized(client, ids) == "A" * MAX_DETOKENIZED_IDS
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await detokenized(client, [word] * 500_000)
+            await detokenized(client, [*ids, 65])
     error = error_from(refused.value)
     assert (error.reason, error.field_violations[0].field) == ("INVALID_FIELD", "token_ids")

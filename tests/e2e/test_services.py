@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from specd_client.errors import error_from
 from specd_client.v1 import model_pb2 as pb
 
 from specd import __version__
+from specd.server.info import MAX_WATCHERS
 from tests.e2e.calls import CONTEXT_LENGTH, PROMPT, answer, stubs
 from tests.support.daemon import Daemon
 
@@ -142,6 +142,21 @@ async def test_watch_server_info_tells_at_once_and_then_again(daemon: Daemon) ->
     assert {info.version for info in infos} == {__version__}
 
 
+@pytest.mark.asyncio
+async def test_so_many_may_watch_and_no_more(daemon: Daemon) -> None:
+    async with stubs(daemon.address) as calls:
+        request = pb.WatchServerInfoRequest(interval={"seconds": 3600})
+        watches = [calls.model.WatchServerInfo(request) for _ in range(MAX_WATCHERS)]
+        for watch in watches:
+            await watch.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await calls.model.WatchServerInfo(request).read()
+        error = error_from(refused.value)
+        assert (error.code.name, error.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_WATCHERS")
+        for watch in watches:
+            watch.cancel()
+
+
 @pytest.mark.parametrize("name", ["", *SERVICES])
 @pytest.mark.asyncio
 async def test_health_is_serving_for_the_daemon_and_each_service(daemon: Daemon, name: str) -> None:
@@ -196,16 +211,33 @@ async def test_reflection_lists_the_services_and_gives_their_files(
     assert nothing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
+def _curl(*arguments: str) -> str:
+    """What `buf curl` prints."""
+    buf = Path(sys.executable).with_name("buf")
+    command = [str(buf), "curl", "--protocol", "grpc", "--http2-prior-knowledge", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("version", ["grpc-v1", "grpc-v1alpha"])
+def test_buf_curl_lists_every_method_by_either_reflection(daemon: Daemon, version: str) -> None:
+    listed = _curl(
+        "--list-methods", "--reflect-protocol", version, f"http://{daemon.address}"
+    ).split()
+    for method in ("GenerationService/StreamGenerate", "ModelService/WatchServerInfo"):
+        assert f"specd.v1.{method}" in listed
+    for service in (
+        "health.v1.Health/Watch",
+        "reflection.v1.ServerReflection/ServerReflectionInfo",
+    ):
+        assert f"grpc.{service}" in listed
+
+
 def test_buf_curl_streams_with_nothing_but_the_address(daemon: Daemon) -> None:
-    buf = shutil.which("buf", path=str(Path(sys.executable).parent))
-    if buf is None:
-        pytest.skip("there is no buf beside this Python")
     data = {"input": {"text": PROMPT}, "stop": {"maxNewTokens": 5, "ignoreEos": True}}
     url = f"http://{daemon.address}/specd.v1.GenerationService/StreamGenerate"
-    command = [buf, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", json.dumps(data)]
-    done = subprocess.run([*command, url], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    decoder, rest, events = json.JSONDecoder(), done.stdout.strip(), []
+    decoder, rest, events = json.JSONDecoder(), _curl("-d", json.dumps(data), url).strip(), []
     while rest:
         event, end = decoder.raw_decode(rest)
         events.append(event)

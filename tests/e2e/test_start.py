@@ -52,6 +52,17 @@ def test_the_ready_file_tells_address_and_pid(daemon: Daemon) -> None:
     assert not list(daemon.ready_file.parent.glob("*.part"))
 
 
+def test_the_file_of_a_killed_daemon_is_gone_before_the_next_one_is_ready(
+    slow_toy: Path, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready.json"
+    ready.write_text('{"address": "127.0.0.1:1", "pid": 1}')
+    with spawned(slow_toy, *SLOW, "--ready-file", str(ready)) as daemon:
+        daemon.wait_until(lambda: not ready.exists(), 30, "the old file stays")
+        assert "serving" not in daemon.log
+        daemon.wait_until(ready.exists, 60, "no new file comes")
+
+
 @pytest.mark.asyncio
 async def test_until_warm_health_is_not_serving_and_calls_are_unavailable_and_told_to_retry(
     slow_toy: Path,
@@ -165,12 +176,12 @@ def test_without_tls_an_address_for_others_has_to_be_meant(toy: Path) -> None:
         toy,
         WRONG_USAGE,
         *(
-            Case((address, "tls_certificate", "insecure"), listen=address)
+            Case((address, "--tls-certificate", "--insecure"), listen=address)
             for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:1", "some.host:1")
         ),
-        Case(("0.0.0.0:1", "insecure"), ("--admin-listen", "0.0.0.0:1")),
+        Case(("0.0.0.0:1", "--insecure"), ("--admin-listen", "0.0.0.0:1")),
         Case(("go together",), ("--tls-key", "key.pem")),
-        Case(("needs tls_certificate",), ("--tls-client-ca", "ca.pem")),
+        Case(("needs --tls-certificate",), ("--tls-client-ca", "ca.pem")),
     )
 
 
@@ -210,7 +221,7 @@ def test_a_bad_flag_or_variable_is_wrong_usage_and_named(toy: Path) -> None:
         toy,
         WRONG_USAGE,
         *(Case((given[0],), given) for given in flags),
-        Case(("max_step_tokens",), ("--max-rows", "64", "--max-step-tokens", "32")),
+        Case(("--max-step-tokens",), ("--max-rows", "64", "--max-step-tokens", "32")),
         Case(tuple(misspelt), env=misspelt),
         Case(("SPECD_MAX_WAITING",), env={"SPECD_MAX_WAITING": "-1"}),
     )
@@ -229,6 +240,8 @@ def test_a_pool_without_a_page_and_an_unwritable_ready_file_are_told(toy: Path) 
         START_FAILED,
         Case(("--kv-memory",), ("--kv-memory", "1K")),
         Case((nowhere,), ("--ready-file", nowhere)),
+        Case(("/dev/null", "no file"), ("--ready-file", "/dev/null")),
+        Case(("ready file", "no file"), ("--ready-file", "/")),
     )
 
 

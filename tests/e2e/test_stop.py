@@ -63,6 +63,27 @@ async def test_sigterm_lets_streams_end_and_sends_new_calls_away(toy: Path) -> N
 
 
 @pytest.mark.asyncio
+async def test_a_ready_file_that_cannot_be_removed_ends_nobody_s_stream(
+    toy: Path,
+) -> None:
+    with _ready(toy) as daemon:
+        _replace_by_a_folder(daemon.ready_file)
+        async with Client(daemon.address, retries=False) as client:
+            stream = client.stream(PROMPT, **ENDLESS)
+            await anext(stream)
+            daemon.terminate()
+            assert isinstance((await _rest(stream))[-1], Finished)
+        assert daemon.wait_exit() == 0
+        assert "cannot remove" in daemon.log
+        daemon.check_log()
+
+
+def _replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.asyncio
 async def test_sigint_lets_waiting_requests_be_served_too(toy: Path) -> None:
     with _ready(toy, "--max-rows", "1") as daemon:
         async with Client(daemon.address, retries=False) as client:

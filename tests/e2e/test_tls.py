@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +14,11 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 from specd_client import Client, NotReady
 
 from tests.e2e.calls import PATIENCE_S, answer
-from tests.support.daemon import Daemon, spawned
+from tests.support.daemon import Daemon, environment, spawned
 
 START_FAILED = 3
 
@@ -37,6 +40,14 @@ class Authority:
             partial = path.with_suffix(".part")
             partial.write_bytes(blob if isinstance(blob, bytes) else blob.bytes())
             partial.replace(path)
+
+    def encrypt(self) -> None:
+        """Put a passphrase on the key."""
+        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        pem = serialization.Encoding.PEM
+        how = serialization.BestAvailableEncryption(b"words")
+        traditional = serialization.PrivateFormat.TraditionalOpenSSL
+        self.key.write_bytes(key.private_bytes(pem, traditional, how))
 
     def client(self, *, with_certificate: bool = False) -> grpc.ChannelCredentials:
         own = self._ca.issue_cert("client")
@@ -80,6 +91,7 @@ async def test_a_client_that_trusts_the_authority_is_served_and_plain_text_is_no
     with _secure(toy, authority) as daemon:
         assert await _works(daemon.address, authority.client())
         assert not await _works(daemon.address, None)
+        assert "andshake" not in daemon.log, "gRPC's own lines are not for the log"
 
 
 @pytest.mark.asyncio
@@ -102,6 +114,40 @@ async def test_new_files_are_used_for_new_connections_and_broken_ones_are_not(
         assert "the certificates stay as they were" in daemon.log
         authority.issue()
         assert await _certificate(daemon) != before
+
+
+@pytest.mark.asyncio
+async def test_an_encrypted_key_asks_nobody_while_the_daemon_runs(
+    toy: Path, authority: Authority
+) -> None:
+    with _secure(toy, authority) as daemon:
+        before = await _certificate(daemon)
+        authority.encrypt()
+        assert await _certificate(daemon) == before
+        assert f"stay as they were: the key {authority.key} is encrypted" in daemon.log
+
+
+def test_an_encrypted_key_asks_nobody_at_the_start(toy: Path, authority: Authority) -> None:
+    authority.encrypt()
+    files = ("--tls-certificate", str(authority.certificate), "--tls-key", str(authority.key))
+    command = [sys.executable, "-m", "specd.cli.main", "serve", "--model", str(toy), *files]
+    silent, pipe = os.pipe()  # whoever reads it waits
+    try:
+        done = subprocess.run(
+            [*command, "--listen", "127.0.0.1:0"],
+            stdin=silent,
+            capture_output=True,
+            text=True,
+            env=environment(),
+            start_new_session=True,  # no terminal to ask at
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    finally:
+        os.close(silent)
+        os.close(pipe)
+    assert done.returncode == START_FAILED
+    assert done.stderr == f"specd: the key {authority.key} is encrypted: decrypt it first\n"
 
 
 def _break(path: Path) -> None:

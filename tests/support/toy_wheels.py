@@ -70,6 +70,7 @@ def toy_model(
         sha256=sha256 or hashlib.sha256(content).hexdigest(),
         parts=tuple(Part(f"{package}==1.0", f"{package}/{MEMBER}") for package in packages),
         hub=HUB_FILE,
+        architecture="llama",
     )
 
 

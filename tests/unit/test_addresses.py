@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_an_address_is_read_and_written(text: str, address: Tcp | Unix) -> None:
     [
         *("", "localhost", ":50051", "localhost:", "localhost:65536", "::1:50051", "a/b:1"),
         *("unix:", "unix://host/path", "unix:a\0b", "unix:/" + "x" * 107, "http://localhost:1"),
+        *("unix:/a/%41.sock", "unix:/\udcff", "a%41:1", "a b:1", "localhost:\u0661"),
     ],
 )
 def test_what_is_no_address_is_told(text: str) -> None:
@@ -41,13 +43,35 @@ def test_what_is_no_address_is_told(text: str) -> None:
         parse(text)
 
 
-def test_each_address_has_an_admin_socket_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+def test_each_address_has_an_admin_socket_of_its_own(path: Path) -> None:
     texts = ("127.0.0.1:1", "127.0.0.1:2", "[::1]:1", "unix:/srv/a", "unix:/srv/b")
     sockets = [str(default_admin(parse(text))) for text in texts]
-    assert sockets[0] == "unix:/run/user/7/specd/127.0.0.1:1.admin"
+    assert sockets[0] == f"unix:{path.parent}/specd/127.0.0.1:1.admin"
     assert sockets[3] == "unix:/srv/a.admin"
     assert len(set(sockets)) == len(sockets)
+
+
+@pytest.mark.parametrize("folder", ["x" * 100, "%41", "\udcff"])
+def test_an_admin_socket_that_cannot_be_is_told_with_the_flag_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / folder))
+    with pytest.raises(AddressUnavailable, match="--admin-listen"):
+        default_admin(parse("127.0.0.1:1"))
+
+
+def test_an_admin_socket_beside_a_long_path_is_told_with_the_flag_that_helps() -> None:
+    with pytest.raises(AddressUnavailable, match="more than 107 bytes.*--admin-listen"):
+        default_admin(parse("unix:/" + "x" * 101))
+
+
+def test_a_runtime_folder_that_is_not_there_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    admin = default_admin(parse("127.0.0.1:1"))
+    assert admin.path.parent == Path(tempfile.gettempdir()) / f"specd-{os.getuid()}"
 
 
 @pytest.fixture
@@ -61,6 +85,7 @@ def test_a_free_path_and_a_socket_that_somebody_left_behind_may_be_used(path: Pa
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
     prepare(Unix(path))
+    assert not path.exists()
 
 
 def test_a_socket_that_somebody_listens_on_is_in_use(path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from specd_client import (
@@ -18,12 +20,14 @@ from specd_client import (
     Finished,
     SequenceFinished,
     Started,
+    Unsupported,
     sync,
 )
 from specd_client.v1 import admin_pb2, model_pb2
 
 from tests.support.scripted_server import (
     WHOLE,
+    Refusal,
     Scripted,
     asked,
     both_forms,
@@ -169,6 +173,65 @@ async def test_every_call_takes_a_deadline(
         scripted.silent = True
         with pytest.raises(DeadlineExceeded):
             await asked(client, ask)
+
+
+@both_forms
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e10, 1e300])
+@pytest.mark.asyncio
+async def test_a_deadline_beyond_ten_years_is_none(
+    form: Callable[..., Any], timeout_s: float
+) -> None:
+    async with form(play(*WHOLE)) as (client, scripted):
+        answer = await asked(client, lambda c: c.generate("Hi", timeout_s=timeout_s))
+        assert answer.text == "Hello"
+        assert await asked(client, lambda c: c.abort("live", timeout_s=timeout_s))
+        await asked(client, lambda c: c.drain(timeout_s, call_timeout_s=timeout_s))
+        assert not scripted.request.HasField("timeout")
+
+
+MISTIMED: dict[str, tuple[str, Callable[[Any, float], Any]]] = {
+    "stream": ("timeout_s", lambda c, s: c.generate("Hi", timeout_s=s)),
+    "call": ("timeout_s", lambda c, s: c.server_info(timeout_s=s)),
+    "wait_ready": ("timeout_s", lambda c, s: c.wait_ready(s)),
+    "drain": ("timeout_s", lambda c, s: c.drain(s)),
+    "call of drain": ("call_timeout_s", lambda c, s: c.drain(call_timeout_s=s)),
+    "draft budget": ("draft_budget_s", lambda c, s: c.generate("Hi", draft_budget_s=s)),
+}
+
+
+@both_forms
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, -math.inf])
+@pytest.mark.parametrize(("name", "ask"), MISTIMED.values(), ids=MISTIMED)
+@pytest.mark.asyncio
+async def test_a_time_that_cannot_be_meant_is_an_error_with_its_name(
+    form: Callable[..., Any], name: str, ask: Callable[[Any, float], Any], seconds: float
+) -> None:
+    async with form(play(*WHOLE)) as (client, scripted):
+        with pytest.raises(ValueError, match=f"^{name} is "):
+            await asked(client, lambda c: ask(c, seconds))
+        assert scripted.arrivals_s == []
+
+
+@both_forms
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0, 1e12])
+@pytest.mark.asyncio
+async def test_an_interval_that_no_message_holds_is_an_error_with_its_name(
+    form: Callable[..., Any], seconds: float
+) -> None:
+    async with form(play()) as (client, _):
+        with pytest.raises(ValueError, match="interval_s is between 0 and 315576000000 s"):
+            client.watch_server_info(seconds)
+
+
+@both_forms
+@pytest.mark.asyncio
+async def test_a_server_without_drain_is_told_apart_from_its_admin_address(
+    form: Callable[..., Any],
+) -> None:
+    async with form(play()) as (client, scripted):
+        scripted.refusals = [Refusal(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")]
+        with pytest.raises(Unsupported, match="Method not found!.*admin address"):
+            await asked(client, lambda c: c.drain())
 
 
 @both_forms

@@ -17,6 +17,7 @@ BAD_CALLS: list[tuple[tuple[Any, Any, Any], dict[str, Any]]] = [
     (("Hi", None, None), {"stop_strings": "abc"}),
     (("Hi", None, None), {"tools": [{"name": "f"}]}),
     ((None, [1], None), {"template_arguments": {}}),
+    ((None, None, []), {"template_arguments": {"a": object()}}),
     (("Hi", None, None), {"regex": "a", "choice": ["a"]}),
 ]
 
@@ -75,7 +76,46 @@ def test_every_field_of_a_request_has_an_option() -> None:
     for option in Options.__annotations__:
         values = VALUES.get(option, [1])
         chat = option in {"tools", "template_arguments"}
-        prompt = (None, None, [{"role": "user", "content": "Hi"}]) if chat else ("Hi", None, None)
+        prompt: tuple[Any, Any, Any] = (
+            (None, None, [{"role": "user", "content": "Hi"}]) if chat else ("Hi", None, None)
+        )
         requests += [request_from(*prompt, {option: value}) for value in values]
     reached = {leaf for request in requests for leaf in set_leaves(request)}
     assert reached == set(leaves(pb.StreamGenerateRequest.DESCRIPTOR))
+
+
+def nested(depth: int, *, in_lists: bool = False) -> dict[str, Any]:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if in_lists else {"a": value}
+    return {"a": value}
+
+
+def endless() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["a"] = value
+    return value
+
+
+TOO_DEEP = {
+    "objects": nested(32),
+    "lists": nested(48, in_lists=True),
+    "thousands": nested(2000),
+    "endless": endless(),
+}
+
+
+@pytest.mark.parametrize("option", ["template_arguments", "tools"])
+@pytest.mark.parametrize("value", TOO_DEEP.values(), ids=TOO_DEEP)
+def test_what_is_nested_deeper_than_a_parser_goes_is_refused_by_name(
+    option: str, value: dict[str, Any]
+) -> None:
+    given = {option: [value] if option == "tools" else value}
+    with pytest.raises(ValueError, match=f"^{option} is nested deeper"):
+        request_from(None, None, [], given)
+
+
+@pytest.mark.parametrize("value", [nested(31), nested(47, in_lists=True)])
+def test_what_a_parser_takes_is_sent(value: dict[str, Any]) -> None:
+    request = request_from(None, None, [], {"template_arguments": value, "tools": [value]})
+    assert pb.StreamGenerateRequest.FromString(request.SerializeToString()) == request

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import threading
+from collections.abc import AsyncIterator
 from contextlib import closing
 
 import pytest
 from specd_client import CallCancelled, DeadlineExceeded, Delta, Event, ProtocolError, sync
+from specd_client.v1 import generation_pb2 as pb
 
 from tests.support.scripted_server import (
     HEL,
@@ -100,6 +103,36 @@ async def test_another_thread_can_cancel_a_stream_that_is_being_read() -> None:
         with pytest.raises(CallCancelled):
             await reader
         await told_of_it(scripted)
+
+
+@pytest.mark.asyncio
+async def test_a_second_reader_is_refused_and_the_first_goes_on() -> None:
+    goes_on = asyncio.Event()
+
+    async def script(_: object, __: object) -> AsyncIterator[pb.StreamGenerateResponse]:
+        yield STARTED
+        await goes_on.wait()
+        for response in WHOLE[1:]:
+            yield response
+
+    async with serving_sync(script) as (client, _):
+        stream = client.stream("Hi")
+        await asyncio.to_thread(next, stream)
+        outcomes: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+        def read() -> None:
+            try:
+                outcomes.put(next(stream))
+            except RuntimeError as error:
+                outcomes.put(error)
+
+        readers = [asyncio.create_task(asyncio.to_thread(read)) for _ in range(2)]
+        refused = await asyncio.to_thread(outcomes.get, timeout=10)
+        assert isinstance(refused, RuntimeError) and "one reader" in str(refused)
+        goes_on.set()
+        await asyncio.gather(*readers)
+        assert isinstance(outcomes.get(), Delta)
+        assert len(await asyncio.to_thread(list, stream)) == len(WHOLE) - 2
 
 
 @pytest.mark.asyncio

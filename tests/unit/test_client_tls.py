@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
-from specd_client import Client, NotReady, sync
+from specd_client import Client, CredentialsUnusable, NotReady, sync, tls_credentials
 
 from tests.support.scripted_server import Scripted, listening, play
 
@@ -52,3 +53,50 @@ async def test_a_client_with_other_credentials_reaches_nobody(
         async with Client(address, credentials=credentials, retries=False) as client:
             with pytest.raises(NotReady):
                 await client.server_info(timeout_s=10)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """The certificate and the key."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_bytes(CERTIFICATE)
+    key.write_bytes(KEY)
+    return certificate, key
+
+
+@pytest.mark.asyncio
+async def test_credentials_come_from_files(files: tuple[Path, Path]) -> None:
+    certificate, key = files
+    server = grpc.ssl_server_credentials([(KEY, CERTIFICATE)], CERTIFICATE, True)
+    own = tls_credentials(ca=certificate, certificate=str(certificate), key=key)
+    async with listening(Scripted(play()), credentials=server) as address:
+        async with Client(address, credentials=own, retries=False) as client:
+            assert (await client.server_info(timeout_s=10)).version == "1.2.3"
+        for other in (tls_credentials(ca=certificate), tls_credentials()):
+            async with Client(address, credentials=other, retries=False) as client:
+                with pytest.raises(NotReady):
+                    await client.server_info(timeout_s=10)
+
+
+def test_a_file_that_cannot_be_used_is_named(files: tuple[Path, Path], tmp_path: Path) -> None:
+    certificate, key = files
+    none, junk = tmp_path / "none.pem", tmp_path / "junk.pem"
+    junk.write_bytes(b"\xff\x00")
+    with pytest.raises(CredentialsUnusable, match="cannot read .*none.pem: No such file"):
+        tls_credentials(ca=none)
+    with pytest.raises(CredentialsUnusable, match="cannot use .*junk.pem: it is not PEM"):
+        tls_credentials(ca=junk)
+    with pytest.raises(CredentialsUnusable, match="cannot use .*key.pem: "):
+        tls_credentials(ca=key)
+    with pytest.raises(CredentialsUnusable, match="cannot read .*none.pem"):
+        tls_credentials(certificate=certificate, key=none)
+    with pytest.raises(CredentialsUnusable, match="cannot use .*certificate.pem and .*junk.pem"):
+        tls_credentials(certificate=certificate, key=junk)
+
+
+def test_a_certificate_without_its_key_is_an_error_of_the_program(
+    files: tuple[Path, Path],
+) -> None:
+    for half in ({"certificate": files[0]}, {"key": files[1]}):
+        with pytest.raises(TypeError, match="go together"):
+            tls_credentials(**half)

@@ -56,3 +56,9 @@ def test_an_interval_out_of_range_is_refused(milliseconds: int) -> None:
     request.interval.FromMilliseconds(milliseconds)
     with pytest.raises(errors.InvalidField, match="interval"):
         convert_model.interval_s_from(request)
+
+
+def test_a_text_that_no_message_holds_is_refused() -> None:
+    convert_model.check_fits("\u00e4" * 2_000_000)
+    with pytest.raises(errors.InvalidField, match="token_ids"):
+        convert_model.check_fits("\u00e4" * 2_000_001)

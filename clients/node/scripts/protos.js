@@ -14,7 +14,9 @@ rmSync("dist", { recursive: true, force: true });
 rmSync(GENERATED, { recursive: true, force: true });
 cpSync("../../proto/specd", `${PROTOS}/specd`, { recursive: true });
 copyFileSync("../../proto/service_config.json", `${PROTOS}/service_config.json`);
-copyFileSync("src/details.proto", `${PROTOS}/details.proto`);
+for (const name of ["details.proto", "health.proto"]) {
+  copyFileSync(`src/${name}`, `${PROTOS}/${name}`);
+}
 execFileSync(
   process.execPath,
   [
@@ -24,7 +26,7 @@ execFileSync(
     ...["--grpcLib=@grpc/grpc-js", "--importFileExtension=.js"],
     ...["--includeDirs", PROTOS, "--outDir", GENERATED],
     ...["specd/v1/generation.proto", "specd/v1/model.proto", "specd/v1/admin.proto"],
-    "details.proto",
+    ...["details.proto", "health.proto"],
   ],
   { stdio: ["ignore", "ignore", "inherit"] },
 );

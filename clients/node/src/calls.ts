@@ -51,11 +51,42 @@ async function* iterated<T>(
   }
 }
 
+/** Waits. Rejects with CallCancelled where a signal ends it early. */
+export async function pause(milliseconds: number, signals: readonly AbortSignal[]): Promise<void> {
+  throwIfAborted(signals);
+  await new Promise<void>((resolve) => {
+    const end = () => {
+      clearTimeout(timer);
+      unlink();
+      resolve();
+    };
+    const timer = setTimeout(end, milliseconds);
+    const unlink = onAbort(signals, end);
+  });
+  throwIfAborted(signals);
+}
+
+// What to cancel with each signal. A signal has one listener for all, since a program may have any
+// number of calls and Node takes more than ten listeners for a leak.
+const followers = new WeakMap<AbortSignal, Set<() => void>>();
+
 function onAbort(signals: readonly AbortSignal[], cancel: () => void): () => void {
-  for (const signal of signals) signal.addEventListener("abort", cancel);
+  for (const signal of signals) {
+    const following = followers.get(signal) ?? new Set();
+    followers.set(signal, following.add(cancel));
+    signal.addEventListener("abort", cancelFollowers);
+  }
   return () => {
-    for (const signal of signals) signal.removeEventListener("abort", cancel);
+    for (const signal of signals) {
+      const following = followers.get(signal);
+      following?.delete(cancel);
+      if (following?.size === 0) signal.removeEventListener("abort", cancelFollowers);
+    }
   };
+}
+
+function cancelFollowers(event: Event): void {
+  for (const cancel of followers.get(event.target as AbortSignal) ?? []) cancel();
 }
 
 function throwIfAborted(signals: readonly AbortSignal[]): void {

@@ -12,6 +12,9 @@
 /** Returns a value as its field takes it. `name`: of the option, for the message of the error. */
 export type Check<T> = (name: string, value: unknown) => T;
 
+// By the definition of google.protobuf.Duration.
+const LONGEST_MS = 315_576_000_000_000;
+
 export const bool: Check<boolean> = (name, value) => {
   if (typeof value !== "boolean") throw wrong(name, "a boolean", value);
   return value;
@@ -75,12 +78,19 @@ export function object(
   return value as Record<string, unknown>;
 }
 
-/** Takes milliseconds: finite, 0 or above. */
+/** Takes milliseconds that a duration of the wire holds: 0 to 10,000 years. */
 export const milliseconds: Check<number> = (name, value) => {
   const given = float(name, value);
-  if (!(given >= 0 && given < Infinity)) throw outside(name, "0", "infinity, without it,", given);
+  if (!(given >= 0 && given <= LONGEST_MS)) throw outside(name, 0, LONGEST_MS, given);
   return given;
 };
+
+/** Takes the milliseconds of a time limit. More than `longest`, infinity too, is no limit. */
+export function limit(name: string, value: unknown, longest: number): number | undefined {
+  const given = float(name, value);
+  if (!(given >= 0)) throw outside(name, 0, "infinity", given);
+  return given > longest ? undefined : given;
+}
 
 function integer(lowest: number, highest: number): Check<number> {
   return (name, value) => {

@@ -8,7 +8,7 @@ import * as grpc from "@grpc/grpc-js";
 
 import { messages, unary } from "./calls.js";
 import * as check from "./checks.js";
-import { SpecdClientError } from "./errors.js";
+import { SpecdClientError, Unsupported } from "./errors.js";
 import type {
   AbortGenerationResponse__Output,
 } from "./generated/specd/v1/AbortGenerationResponse.js";
@@ -24,7 +24,8 @@ import { duration } from "./numbers.js";
 import type { CallOptions, GenerationRequest, Options, Prompt } from "./options.js";
 import { completionFrom } from "./order.js";
 import type { Completion } from "./order.js";
-import { SERVICE_CONFIG, v1 } from "./protocol.js";
+import { SERVICE_CONFIG, health, v1 } from "./protocol.js";
+import { SERVICE, ready } from "./readiness.js";
 import { requestFrom } from "./request.js";
 import { Stream } from "./stream.js";
 
@@ -53,6 +54,7 @@ export type TokenizedPrompt = Prompt &
   Pick<Options, "model" | "addSpecialTokens" | "tools" | "templateArguments">;
 
 type Settings = [metadata: grpc.Metadata, options: grpc.CallOptions];
+type Begun = { signals: AbortSignal[]; settings: () => Settings; limitMs: number };
 type Invoke<T> = (...call: [...Settings, grpc.requestCallback<T>]) => grpc.ClientUnaryCall;
 
 // By default gRPC tries a server that was not there again after 1 s, and up to 2 min later.
@@ -60,6 +62,9 @@ const RECONNECT = {
   "grpc.initial_reconnect_backoff_ms": 100,
   "grpc.max_reconnect_backoff_ms": 1000,
 };
+// Node has no timer of more milliseconds, and grpc-js no deadline of more than 11,000 years.
+const LONGEST_TIMER_MS = 2 ** 31 - 1;
+const TEN_YEARS_MS = 10 * 365.25 * 86_400_000;
 const CLIENT_OPTIONS = ["credentials", "metadata", "channelOptions", "retries"];
 const CALL_OPTIONS = ["signal", "timeoutMs"];
 const TOKENIZED = [
@@ -80,6 +85,7 @@ export class Client {
   readonly #generation: InstanceType<typeof v1.GenerationService>;
   readonly #model: InstanceType<typeof v1.ModelService>;
   readonly #admin: InstanceType<typeof v1.AdminService>;
+  readonly #health: InstanceType<typeof health.Health>;
 
   /** Throws TypeError for an unknown option. */
   constructor(address: string, options: ClientOptions = {}) {
@@ -95,6 +101,7 @@ export class Client {
     const shared = { channelOverride: this.#generation.getChannel() };
     this.#model = new v1.ModelService(address, credentials, shared);
     this.#admin = new v1.AdminService(address, credentials, shared);
+    this.#health = new health.Health(address, credentials, shared);
     for (const [name, value] of Object.entries(options.metadata ?? {})) {
       this.#metadata.set(name, value);
     }
@@ -187,6 +194,22 @@ export class Client {
   }
 
   /**
+   * Waits until the server takes generations, also for one that is not there yet.
+   *
+   * Rejects with DeadlineExceeded, whose message tells the last state, after `timeoutMs`, and with
+   * CallFailed for what waiting cannot cure, for instance a server without health checks.
+   */
+  async waitReady(options: CallOptions = {}): Promise<void> {
+    const { signals, limitMs } = this.#call(options);
+    const watch = (leftMs: number) =>
+      messages(
+        () => this.#health.watch({ service: SERVICE }, ...this.#settings(leftMs)),
+        signals,
+      );
+    await ready(watch, limitMs, signals);
+  }
+
+  /**
    * Refuses new requests, waits for the live ones and tells how they ended. Call it on the server's
    * admin address. `drain.timeoutMs`: after this, live ones are ended with ABORTED; without it, the
    * server waits as long as they take. (`timeoutMs` of the call gives up waiting and ends nothing.)
@@ -196,10 +219,18 @@ export class Client {
     options: CallOptions = {},
   ): Promise<Drained> {
     check.object("drain", others, []);
-    const timeout = timeoutMs === undefined ? null : lasting("timeoutMs", timeoutMs);
-    return this.#answer<DrainResponse__Output>(options, (...settings) =>
-      this.#admin.drain({ timeout }, ...settings),
-    );
+    const limit =
+      timeoutMs === undefined ? undefined : check.limit("timeoutMs", timeoutMs, TEN_YEARS_MS);
+    const timeout = limit === undefined ? null : duration(limit);
+    try {
+      return await this.#answer<DrainResponse__Output>(options, (...settings) =>
+        this.#admin.drain({ timeout }, ...settings),
+      );
+    } catch (error) {
+      if (!(error instanceof Unsupported) || error.reason) throw error;
+      const message = `${error.message} (drain is for the server's admin address)`;
+      throw new Unsupported(error.code, message);
+    }
   }
 
   /** Cancels what still runs and closes the connection. A closed client takes no calls. */
@@ -214,13 +245,18 @@ export class Client {
   }
 
   /** Returns what ends a call early, and the settings of a call that begins now. */
-  #call(options: CallOptions): { signals: AbortSignal[]; settings: () => Settings } {
+  #call(options: CallOptions): Begun {
     const { signal, timeoutMs } = check.object("call", options, CALL_OPTIONS) as CallOptions;
-    const limit = timeoutMs === undefined ? Infinity : check.milliseconds("timeoutMs", timeoutMs);
+    const limitMs = check.limit("timeoutMs", timeoutMs ?? Infinity, LONGEST_TIMER_MS) ?? Infinity;
     return {
       signals: signal ? [signal, this.#closing.signal] : [this.#closing.signal],
-      settings: () => [this.#metadata.clone(), { deadline: Date.now() + limit }],
+      settings: () => this.#settings(limitMs),
+      limitMs,
     };
+  }
+
+  #settings(limitMs: number): Settings {
+    return [this.#metadata.clone(), { deadline: Date.now() + limitMs }];
   }
 }
 

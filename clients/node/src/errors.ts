@@ -131,10 +131,13 @@ const ERRORS: Readonly<Record<StatusCode, typeof CallFailed>> = {
 // How gRPC itself says that a message exceeds a limit, the server's or this client's.
 const TOO_LARGE = "message larger than max";
 
+// What grpc-js puts behind its own messages, also where it has no note.
+const EMPTY_NOTE = /\s*Resolution note:\s*$/;
+
 /** Returns the typed error of a failed call. */
 export function errorFrom(error: ServiceError): CallFailed {
   const code = (status[error.code] ?? "UNKNOWN") as StatusCode;
-  const message = error.details ?? error.message;
+  const message = (error.details ?? error.message).replace(EMPTY_NOTE, "");
   const [serialized] = error.metadata?.get("grpc-status-details-bin") ?? [];
   const details = serialized instanceof Buffer ? detailsFrom(serialized) : NO_DETAILS;
   const tooLarge = code === "RESOURCE_EXHAUSTED" && !details.reason && message.includes(TOO_LARGE);

@@ -87,6 +87,6 @@ export type GenerationRequest = Prompt & Options;
 export interface CallOptions {
   /** Cancels the call. */
   readonly signal?: AbortSignal | undefined;
-  /** The deadline of the whole call, retries included. */
+  /** The deadline of the whole call, retries included. More than 2^31 - 1 is none. */
   readonly timeoutMs?: number | undefined;
 }

@@ -82,6 +82,12 @@ for (const [code, kind] of Object.entries(KINDS)) {
   });
 }
 
+test("a note that gRPC leaves empty is left out of the message", () => {
+  const message = "No connection established. Last error: none. Resolution note: ";
+  assert.equal(failed("UNAVAILABLE", message).message, message.slice(0, -18));
+  assert.equal(failed("UNAVAILABLE", `${message}no DNS`).message, `${message}no DNS`);
+});
+
 test("a message that gRPC finds too large is no overload", () => {
   const message = "CLIENT: Received message larger than max (5 vs. 4)";
   assert.ok(failed("RESOURCE_EXHAUSTED", message) instanceof client.MessageTooLarge);

@@ -136,3 +136,29 @@ for (const [given, kind, message] of REFUSED) {
     );
   });
 }
+
+function nested(depth: number, inLists: boolean): object {
+  let value: unknown = 1;
+  for (let level = 0; level < depth; level += 1) value = inLists ? [value] : { a: value };
+  return { a: value };
+}
+
+const endless: Record<string, unknown> = {};
+endless["a"] = [endless];
+
+test("what is nested deeper than a parser goes is a RangeError", () => {
+  const tooDeep = [nested(32, false), nested(48, true), { a: nested(47, true) }];
+  for (const value of [...tooDeep, nested(5000, false), endless]) {
+    const deep = { name: "RangeError", message: /^(tools|templateArguments).*: is nested deeper/ };
+    assert.throws(() => requestFrom({ messages: [], templateArguments: value }), deep);
+    assert.throws(() => requestFrom({ messages: [], tools: [value] }), deep);
+  }
+});
+
+test("what a parser takes is sent", () => {
+  // Level 98, 99 and 100 of the hundred that parsers take; the next object or list is one too many.
+  for (const value of [nested(31, false), nested(47, true), { a: nested(46, true) }]) {
+    const request = requestFrom({ messages: [], tools: [value], templateArguments: value });
+    assert.ok(requestDeserialize(requestSerialize(request)));
+  }
+});

@@ -7,7 +7,7 @@ import type {
   StreamGenerateRequest__Output,
 } from "../src/generated/specd/v1/StreamGenerateRequest.js";
 import type { StreamGenerateResponse } from "../src/generated/specd/v1/StreamGenerateResponse.js";
-import { details, v1 } from "../src/protocol.js";
+import { details, health, v1 } from "../src/protocol.js";
 
 export const STARTED: StreamGenerateResponse = {
   started: {
@@ -76,6 +76,8 @@ export const QUEUE_FULL = packed({
   RetryInfo: { retryDelay: { seconds: 1, nanos: 250_000_000 } },
 });
 
+type DrainCall = grpc.ServerUnaryCall<{ timeout: { seconds: string } | null }, object>;
+type HealthCall = grpc.ServerWritableStream<{ service: string }, { status: number }>;
 type Call = grpc.ServerWritableStream<StreamGenerateRequest__Output, StreamGenerateResponse>;
 
 /** What every StreamGenerate plays. A Refusal ends the call; "hang" keeps it open. */
@@ -85,6 +87,13 @@ export type Script = readonly (StreamGenerateResponse | Refusal | "hang")[];
 export class Scripted {
   readonly arrivalsMs: number[] = [];
   readonly refusals: Refusal[] = [];
+  /** What each watch of the health is told at once; null is a server without health checks. */
+  health: number[] | null = [];
+  drainRefusal: Refusal | undefined;
+  readonly watches: HealthCall[] = [];
+  /** Settles when a client watches the health. */
+  readonly watched: Promise<"watched">;
+  #watch: (how: "watched") => void = () => {};
   request: StreamGenerateRequest__Output | undefined;
   metadata = new grpc.Metadata();
   /** Settles when a client has cancelled a call. */
@@ -92,7 +101,18 @@ export class Scripted {
   #end: (how: "cancelled") => void = () => {};
 
   constructor(readonly script: Script) {
+    this.watched = new Promise((resolve) => (this.#watch = resolve));
     this.cancelled = new Promise((resolve) => (this.#end = resolve));
+  }
+
+  watchHealth(call: HealthCall): void {
+    this.watches.push(call);
+    call.on("cancelled", () => this.#end("cancelled"));
+    const unknown = new Refusal(grpc.status.UNIMPLEMENTED);
+    const refusal = this.health === null ? unknown : this.refusals.shift();
+    if (refusal) call.emit("error", refusal.status);
+    else for (const status of this.health ?? []) call.write({ status });
+    this.#watch("watched");
   }
 
   streamGenerate(call: Call): void {
@@ -138,10 +158,15 @@ export async function serving(
       for (const steps of [1, 2]) call.write({ info: { limits: {}, counters: { steps } } });
     },
   });
+  server.addService(health.Health.service, {
+    watch: (call: HealthCall) => scripted.watchHealth(call),
+  });
   server.addService(v1.AdminService.service, {
-    drain: answering(({ timeout }: { timeout: { seconds: string } | null }) => {
-      return { finished: 3, aborted: Number(timeout?.seconds ?? 0) };
-    }),
+    drain(call: DrainCall, done: grpc.sendUnaryData<object>): void {
+      const aborted = Number(call.request.timeout?.seconds ?? 0);
+      if (scripted.drainRefusal) done(scripted.drainRefusal.status);
+      else done(null, { finished: 3, aborted });
+    },
   });
   const port = await new Promise<number>((resolve, reject) => {
     server.bindAsync(address, grpc.ServerCredentials.createInsecure(), (error, bound) => {

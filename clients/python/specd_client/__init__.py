@@ -6,9 +6,11 @@ messages and stubs, for what this package does not wrap.
 """
 
 from specd_client.client import Client, Stream
+from specd_client.connection import tls_credentials
 from specd_client.errors import (
     CallCancelled,
     CallFailed,
+    CredentialsUnusable,
     DeadlineExceeded,
     DuplicateRequest,
     FieldViolation,
@@ -48,6 +50,7 @@ __all__ = [
     "CallFailed",
     "Client",
     "Completion",
+    "CredentialsUnusable",
     "DeadlineExceeded",
     "Delta",
     "DrafterTally",
@@ -77,4 +80,5 @@ __all__ = [
     "Unsupported",
     "Usage",
     "WrongState",
+    "tls_credentials",
 ]

@@ -12,9 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from specd_client.errors import CallFailed, Unsupported, failure
 from specd_client.events import Event
 from specd_client.order import Order
 from specd_client.request import Options, PromptOptions, request_from, tokenize_request_from
+from specd_client.times import duration, time_limit
 from specd_client.v1 import admin_pb2, generation_pb2, model_pb2
 
 T = TypeVar("T")
@@ -99,18 +101,26 @@ def server_info() -> Call[model_pb2.ServerInfo]:
 
 
 def watch_server_info(interval_s: float | None) -> Call[model_pb2.ServerInfo]:
-    """The server now and then at an interval."""
+    """The server now and then at an interval. Raises ValueError for a bad interval."""
     request = model_pb2.WatchServerInfoRequest()
     if interval_s is not None:
-        request.interval.FromNanoseconds(round(interval_s * 1e9))
+        request.interval.CopyFrom(duration("interval_s", interval_s))
     answer = model_pb2.WatchServerInfoResponse
     return Call(f"{MODEL}/WatchServerInfo", request, answer, lambda response: response.info)
 
 
 def drain(timeout_s: float | None) -> Call[admin_pb2.DrainResponse]:
-    """Refuses new requests and waits for the live ones."""
+    """Refuses new requests and waits for the live ones. Raises ValueError for a bad timeout."""
     request = admin_pb2.DrainRequest()
-    if timeout_s is not None:
-        request.timeout.FromNanoseconds(round(timeout_s * 1e9))
+    limit_s = time_limit("timeout_s", timeout_s)
+    if limit_s is not None:
+        request.timeout.CopyFrom(duration("timeout_s", limit_s))
     answer = admin_pb2.DrainResponse
     return Call(f"{ADMIN}/Drain", request, answer, lambda response: response)
+
+
+def no_drain(error: Unsupported) -> CallFailed:
+    """The same error, and where to call where gRPC itself says that there is no such call."""
+    if error.reason:
+        return error
+    return failure(error.code, f"{error.message} (drain is for the server's admin address)")

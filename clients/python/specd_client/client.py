@@ -10,8 +10,7 @@ left, its call is over or cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
@@ -20,11 +19,12 @@ import grpc
 from specd_client import calls
 from specd_client.calls import Call
 from specd_client.connection import Connection
-from specd_client.errors import CallFailed, ProtocolError, error_from, failure
+from specd_client.errors import CallFailed, ProtocolError, Unsupported, error_from, failure
 from specd_client.events import Completion, Event
 from specd_client.order import completion_from
 from specd_client.readiness import PAUSE_S, Wait
 from specd_client.request import Options, PromptOptions, check_one_sequence
+from specd_client.times import time_limit
 from specd_client.v1 import admin_pb2, model_pb2
 
 T = TypeVar("T")
@@ -35,19 +35,29 @@ class Stream(Generic[T]):
 
     Leaving the loop early and dropping the stream cancels the call, and so do `cancel`, `aclose`
     and leaving an `async with` block. Iterating raises CallFailed where the call ends with a
-    status, and ProtocolError where the server breaks the order of events.
+    status, ProtocolError where the server breaks the order of events, and RuntimeError while
+    another task reads the stream.
     """
 
     def __init__(self, rpc: grpc.aio.UnaryStreamCall[Any, Any], call: Call[T]) -> None:
         self._rpc = rpc
         self._call = call
+        self._is_read = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        with _typed_errors():
-            response = await self._rpc.read()
+        if self._is_read:
+            raise RuntimeError("a stream has one reader, and this one is being read")
+        self._is_read = True
+        try:
+            response = await _result(self._rpc.read)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            self._is_read = False
         try:
             if isinstance(response, self._call.answer):
                 return self._call.read(response)
@@ -88,7 +98,8 @@ class Client(Connection[grpc.aio.Channel]):
     address: what gRPC takes, `host:port` or `unix:/path`. credentials: None is plain text.
     metadata: sent with every call. channel_options: of gRPC. retries: whether refused calls are
     tried again, as `specd_client/service_config.json` says. The timeout_s of a method is the
-    deadline of its whole call, retries included; None is no deadline.
+    deadline of its whole call, retries included; None is no deadline, and so are more than ten
+    years. One that is nan or negative raises ValueError.
     """
 
     async def __aenter__(self) -> Self:
@@ -199,33 +210,45 @@ class Client(Connection[grpc.aio.Channel]):
         timeout_s: after this, live generations end with ABORTED; None waits as long as they take.
         call_timeout_s: the deadline of this call.
         """
-        return await self._ask(calls.drain(timeout_s), call_timeout_s)
+        limit_s = time_limit("call_timeout_s", call_timeout_s)
+        try:
+            return await self._ask(calls.drain(timeout_s), limit_s)
+        except Unsupported as error:
+            raise calls.no_drain(error) from None
 
     async def _ask(self, call: Call[T], timeout_s: float | None) -> T:
         method = self.channel.unary_unary(
             call.method, type(call.request).SerializeToString, call.answer.FromString
         )
-        with _typed_errors():
-            answer = await method(call.request, timeout=timeout_s, metadata=self._metadata)
+        limit_s = time_limit("timeout_s", timeout_s)
+        answer = await _result(
+            lambda: method(call.request, timeout=limit_s, metadata=self._metadata)
+        )
         return call.read(answer)
 
     def _start(self, call: Call[T], timeout_s: float | None) -> Stream[T]:
         method = self.channel.unary_stream(
             call.method, type(call.request).SerializeToString, call.answer.FromString
         )
-        return Stream(method(call.request, timeout=timeout_s, metadata=self._metadata), call)
+        limit_s = time_limit("timeout_s", timeout_s)
+        return Stream(method(call.request, timeout=limit_s, metadata=self._metadata), call)
 
 
-@contextmanager
-def _typed_errors() -> Iterator[None]:
-    """Turns the errors of grpc.aio into those of this package."""
+async def _result(start: Callable[[], Awaitable[Any]]) -> Any:
+    """Waits for grpc.aio, and turns its errors into those of this package.
+
+    It raises CancelledError for a cancelled call as for a cancelled task. Only the latter counts as
+    a cancellation that arrived while we waited; older ones the task may have chosen to outlive.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling() > 0:
+        await asyncio.sleep(0)  # raises the last of them, should it not have arrived yet
+    before = task.cancelling() if task is not None else 0
     try:
-        yield
+        return await start()
     except grpc.aio.AioRpcError as error:
         raise error_from(error) from None
     except asyncio.CancelledError:
-        # grpc raises this for a cancelled call too; the task itself was told nothing.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() > 0:
+        if task is not None and task.cancelling() > before:
             raise
         raise failure(grpc.StatusCode.CANCELLED, "cancelled by this client") from None

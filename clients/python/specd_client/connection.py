@@ -1,18 +1,26 @@
 """What both clients know of their server: address, credentials, metadata and channel options.
 
-Knows how a channel is opened, in either form; makes no call.
+Knows how a channel is opened, in either form, and secured; makes no call.
 
 Invariant: what a caller sets wins over what this package would set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
+from os import PathLike
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from specd_client.errors import CredentialsUnusable
+
+Credentials = grpc.ChannelCredentials
+PemFile = str | PathLike[str]
 Metadata = Sequence[tuple[str, str | bytes]]
 Options = Sequence[tuple[str, Any]]
 Channel = TypeVar("Channel", grpc.Channel, grpc.aio.Channel)
@@ -24,6 +32,52 @@ RECONNECT: Options = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+
+def tls_credentials(
+    *, ca: PemFile | None = None, certificate: PemFile | None = None, key: PemFile | None = None
+) -> Credentials:
+    """Returns the `credentials` of a client, from PEM files.
+
+    ca: whoever signs the server's certificate; None trusts the public roots. certificate, key: the
+    client's own, for a server that asks for them; they go together.
+
+    Raises:
+        CredentialsUnusable: a file cannot be read or is not PEM, or the key is another one's.
+        TypeError: one of certificate and key is missing.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # says what is wrong, which gRPC does not
+    root = None
+    if ca is not None:
+        with _naming(ca):
+            root = Path(ca).read_bytes()
+            context.load_verify_locations(cadata=root.decode("ascii"))
+    if certificate is None and key is None:
+        return grpc.ssl_channel_credentials(root)
+    if certificate is None or key is None:
+        raise TypeError("certificate and key go together")
+    with _naming(certificate):
+        chain = Path(certificate).read_bytes()
+    with _naming(key):
+        secret = Path(key).read_bytes()
+    with _naming(f"{certificate} and {key}"):
+        # gRPC takes no key with a password; without one here, somebody would be asked for it.
+        context.load_cert_chain(certificate, key, password="")
+    return grpc.ssl_channel_credentials(root, secret, chain)
+
+
+@contextmanager
+def _naming(file: PemFile) -> Iterator[None]:
+    """Name the file that something is wrong with."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        raise CredentialsUnusable(f"cannot use {file}: {reason}") from error
+    except OSError as error:
+        raise CredentialsUnusable(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise CredentialsUnusable(f"cannot use {file}: it is not PEM") from error
 
 
 def _options(own: Options, *, retries: bool) -> Options:
@@ -40,7 +94,7 @@ class Connection(Generic[Channel]):
         self,
         address: str,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Credentials | None = None,
         metadata: Metadata = (),
         channel_options: Options = (),
         retries: bool = True,

@@ -1,6 +1,7 @@
 """Every way in which a call can fail, named after the situation.
 
     SpecdClientError
+    |-- CredentialsUnusable   files for TLS that cannot be read or used
     |-- ProtocolError         the server broke the rules of a stream
     `-- CallFailed            the call ended with a status; the subclass follows from its code
         |-- InvalidRequest        INVALID_ARGUMENT, OUT_OF_RANGE
@@ -34,6 +35,7 @@ __all__ = [
     "ERRORS",
     "CallCancelled",
     "CallFailed",
+    "CredentialsUnusable",
     "DeadlineExceeded",
     "DuplicateRequest",
     "FieldViolation",
@@ -68,6 +70,8 @@ class Reason(StrEnum):
     UNKNOWN_NAME = "UNKNOWN_NAME"
     DUPLICATE_REQUEST = "DUPLICATE_REQUEST"
     QUEUE_FULL = "QUEUE_FULL"
+    TOO_MUCH_TEXT = "TOO_MUCH_TEXT"
+    TOO_MANY_WATCHERS = "TOO_MANY_WATCHERS"
     DEADLINE_TOO_SHORT = "DEADLINE_TOO_SHORT"
     WRONG_STATE = "WRONG_STATE"
     NOT_SERVING = "NOT_SERVING"
@@ -83,6 +87,10 @@ class SpecdClientError(Exception):
 
 class ProtocolError(SpecdClientError):
     """The server broke a rule of the protocol, for instance ended a stream without `finished`."""
+
+
+class CredentialsUnusable(SpecdClientError):
+    """A file for TLS cannot be read or used; the message names it."""
 
 
 class CallFailed(SpecdClientError):

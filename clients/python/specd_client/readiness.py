@@ -15,6 +15,7 @@ import grpc
 from specd_client.calls import Call
 from specd_client.declared import message_classes
 from specd_client.errors import CallFailed, DeadlineExceeded, NotReady, failure
+from specd_client.times import time_limit
 
 SERVICE = "specd.v1.GenerationService"
 STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
@@ -29,10 +30,10 @@ _CLASSES = message_classes(
 
 
 class Wait:
-    """One wait of at most timeout_s seconds; None has no limit."""
+    """One wait of at most timeout_s seconds; None has no limit. Raises ValueError for a bad one."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = time_limit("timeout_s", timeout_s)
         self._started_s = time.monotonic()
         self._last = "nobody answers"
 

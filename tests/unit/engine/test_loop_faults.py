@@ -139,6 +139,27 @@ async def test_an_aborted_stream_ends_cleanly_at_the_step_that_runs() -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_abort_finds_a_request_whose_prompt_is_not_ready() -> None:
+    async with engine_room() as room:
+        with room.engine.expecting("early"):
+            assert room.engine.abort("early")
+            answer = await room.answer(endless("early"))
+        assert answer.reason is FinishReason.ABORTED
+        assert answer.token_ids == []
+        assert not room.engine.abort("early")
+
+
+@pytest.mark.asyncio
+async def test_an_expected_id_is_taken_until_it_comes_to_nothing() -> None:
+    async with engine_room(max_rows=1, max_waiting=0) as room:
+        with room.engine.expecting("a"):
+            with pytest.raises(DuplicateRequest), room.engine.expecting("a"):
+                pass
+        answer = await room.answer(make_request("a"))
+        assert answer.error is None
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["", "req", "req-", "req-1", "REQ-10", "req-100"])
 async def test_an_abort_of_another_id_reaches_nobody(name: str) -> None:
     request = make_request("req-10", max_new_tokens=20, ignore_eos=True)

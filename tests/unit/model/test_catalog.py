@@ -10,6 +10,7 @@ import pytest
 
 from specd.cli.models import list_models
 from specd.errors import ModelFileError
+from specd.model import catalog
 from specd.model.catalog import (
     CATALOG,
     DEFAULT_MODEL,
@@ -21,7 +22,7 @@ from specd.model.catalog import (
 )
 
 SMALL = CatalogModel(
-    "small", "a test", "none", 4, "0" * 64, (Part("small==1", "small/m.gguf"),), None
+    "small", "a test", "none", 4, "0" * 64, (Part("small==1", "small/m.gguf"),), None, "llama"
 )
 
 
@@ -39,6 +40,16 @@ def test_every_named_model_says_how_to_verify_it() -> None:
         assert re.fullmatch("[0-9a-f]{64}", model.sha256)
         assert model.num_bytes > 0
         assert model.licence == "Apache-2.0"
+
+
+def test_a_named_model_is_served_once_this_version_knows_its_architecture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    qwen = CATALOG["qwen2.5-coder-0.5b"]
+    monkeypatch.setattr(catalog, "FAMILIES", {"llama": None})
+    assert CATALOG[DEFAULT_MODEL].is_served and not qwen.is_served
+    monkeypatch.setattr(catalog, "FAMILIES", {"llama": None, "qwen2": None})
+    assert qwen.is_served
 
 
 def test_parts_are_joined_in_numeric_order() -> None:

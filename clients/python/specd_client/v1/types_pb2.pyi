@@ -134,7 +134,7 @@ class ChatInput(_message.Message):
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """The conversation in order: 1 to 16,384 messages."""
+        """The conversation in order: 1 to 4,096 messages."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
