@@ -86,7 +86,7 @@ def _report(console: Console, runs: dict[str, tuple[Run, Run]], weights: str) ->
         identical = identical and same
         table.add_row(*_cells(name, "none", off), "")
         table.add_row(*_cells("", "ngram", on), "yes" if same else "NO", end_section=True)
-    table.caption = "accepted: accepted length, the tokens per step, the target's own included"
+    table.caption = "tokens per step: accepted draft tokens and the target's own"
     console.print(table)
     return identical
 

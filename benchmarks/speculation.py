@@ -126,7 +126,7 @@ def _median(runs: list[Run]) -> float:
 
 def _table(contests: dict[str, Contest], weights: str) -> Table:
     table = Table(title=f"tokens/s, medians, weights {weights}")
-    for column in ("prompt", "plain", "ngram", "ratio", "accepted length", "identical"):
+    for column in ("prompt", "plain", "ngram", "ratio", "tokens per step", "identical"):
         table.add_column(column, justify="right")
     for name, result in _results(contests).items():
         table.add_row(name, *(str(value) for value in result.values()))

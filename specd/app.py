@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import signal
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -47,9 +49,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 async def serve(settings: ServeSettings, progress: Progress) -> None:
     """Run the daemon until a signal ends it. Raises as `_serve`."""
     os.register_at_fork(after_in_child=_forget_signals)
+    _raise_file_limit()
     # Before the address is bound: whoever can reach the daemon may also stop it.
     with anyio.open_signal_receiver(*_SIGNALS) as signals:
         await _serve(settings, progress, signals)
+
+
+def _raise_file_limit() -> None:
+    """Every connection is a file, and many systems begin with room for a thousand."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems say that there is no limit, and have one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _forget_signals() -> None:

@@ -105,6 +105,7 @@ class Book:
         if request.admitted:
             return False
         request.admitted = True
+        _log.debug("request %s admitted: %d tokens", request.request_id, request.known)
         sampling = request.params.sampling
         hint = SamplingHint(temperature=sampling.temperature, seed=sampling.seed)
         chain = request.params.speculation.drafters
@@ -121,6 +122,12 @@ class Book:
     def finish(self, request: Request, ending: Ending, reason: EndReason = "finished") -> None:
         """End a stream cleanly."""
         self._remove(request, reason)
+        _log.debug(
+            "request %s ended: %s after %d tokens",
+            request.request_id,
+            ending.reason.name,
+            request.output.num_tokens,
+        )
         usage = Usage(request.num_prompt_tokens, 0, request.output.num_tokens)
         request.mailbox.put_nowait(
             SequenceFinished(ending.reason, ending.matched_token_id, ending.matched_string)
@@ -143,6 +150,7 @@ class Book:
                 self._abort(request)
             elif request.end_cause is EndCause.CANCELLED:
                 self._remove(request, "cancelled")
+                _log.debug("request %s was left by its reader", request.request_id)
                 request.mailbox.close()
 
     def check_integrity(self) -> None:

@@ -12,7 +12,6 @@ import pytest
 from specd.cli.main import main
 from tests.e2e.test_start import free_port
 from tests.support.commands import specd
-from tests.support.daemon import Daemon
 from tests.support.scripted_server import (
     HEL,
     NOT_SERVED,
@@ -24,6 +23,7 @@ from tests.support.scripted_server import (
     listening,
     play,
     play_and_fail,
+    play_and_hang,
 )
 
 HOW_ON = "start the daemon with `specd serve`, or give its address with --address"
@@ -95,8 +95,10 @@ async def test_a_connection_that_breaks_in_an_answer_is_not_called_an_absence() 
     assert done.stderr == f"specd: the connection to {address} broke off (gone)\n"
 
 
-def test_a_timeout_says_which(daemon: Daemon) -> None:
-    flags = ("--address", daemon.address, "--timeout", "0", "--ignore-eos")
-    done = specd("generate", *flags, "x")
-    told = "the answer was not complete within 0 s, the --timeout [DEADLINE_EXCEEDED]"
+@pytest.mark.asyncio
+async def test_a_timeout_says_which() -> None:
+    async with listening(Scripted(play_and_hang(STARTED, HEL))) as address:
+        flags = ("--address", address, "--timeout", "0.5")
+        done = await asyncio.to_thread(specd, "generate", *flags, "x")
+    told = "the answer was not complete within 0.5 s, the --timeout [DEADLINE_EXCEEDED]"
     assert (done.returncode, done.stderr) == (1, f"specd: {told}\n")

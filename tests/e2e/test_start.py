@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import socket
 from collections.abc import Mapping
@@ -50,6 +51,17 @@ def test_the_ready_file_tells_address_and_pid(daemon: Daemon) -> None:
         "pid": daemon.process.pid,
     }
     assert not list(daemon.ready_file.parent.glob("*.part"))
+
+
+def test_the_daemon_may_open_as_many_files_as_the_system_lets_it(toy: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))
+    try:
+        with spawned(toy) as daemon:
+            daemon.wait_ready()
+            assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_file_of_a_killed_daemon_is_gone_before_the_next_one_is_ready(

@@ -11,8 +11,16 @@ import pytest
 from specd_client import Client
 from specd_client.v1 import generation_pb2 as pb
 
-from tests.e2e.calls import PROMPT, PROMPTS, answer, detokenized, stream_request, stubs
-from tests.support.daemon import Daemon
+from tests.e2e.calls import (
+    PROMPT,
+    PROMPTS,
+    answer,
+    detokenized,
+    quiet,
+    stream_request,
+    stubs,
+)
+from tests.support.daemon import Daemon, running_daemon
 
 
 async def _messages(daemon: Daemon, **parts: Any) -> list[pb.StreamGenerateResponse]:
@@ -207,3 +215,17 @@ async def test_chat_goes_through_the_template_of_the_model_file(daemon: Daemon) 
         same = await client.generate(text, **options)
     assert chat.text == same.text
     assert chat.usage == same.usage
+
+
+@pytest.mark.asyncio
+async def test_the_log_tells_of_each_request_where_it_is_asked_to(toy: Path) -> None:
+    async with running_daemon(toy, "--log-level", "DEBUG") as daemon:
+        async with Client(daemon.address) as client:
+            await answer(client, request_id="told", max_new_tokens=3, ignore_eos=True)
+            stream = client.stream(PROMPT, request_id="left", ignore_eos=True)
+            await anext(stream)
+            stream.cancel()
+            await quiet(client)
+        assert "request told admitted" in daemon.log
+        assert "request told ended: MAX_TOKENS after 3 tokens" in daemon.log
+        assert "request left was left by its reader" in daemon.log
