@@ -63,7 +63,8 @@ class ServeSettings(BaseSettings):
         ("ngram",), description="ngram, none or module:object; repeat for a chain"
     )
     weights: WeightFormat = Field(
-        "int4", description="int4 keeps 4-bit blocks of the file; see specd inspect for what is lost"
+        "int4",
+        description="int4 keeps 4-bit blocks of the file; see specd inspect for what is lost",
     )
     invariance: Invariance = Field(
         "strict", description="strict: the same tokens whatever runs beside a request"
