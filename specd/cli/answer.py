@@ -34,6 +34,9 @@ from specd.cli.shown import Screen, figures
 
 # A daemon that streams answers this in a millisecond; without an answer the text goes uncoloured.
 DETOKENIZE_LIMIT_S = 5.0
+# Else a call shares the connection of the one before, which may be waiting before it tries a daemon
+# again that was not there.
+_OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 # What a user should know of an answer that ended by itself.
 ENDINGS = {
     FinishReason.MAX_TOKENS: "cut at --max-new-tokens",
@@ -144,7 +147,10 @@ async def _stream(
     timeout_s: float | None,
     retries: bool,
 ) -> None:
-    async with Client(parsed.address, credentials=credentials(parsed), retries=retries) as client:
+    own = credentials(parsed)
+    async with Client(
+        parsed.address, credentials=own, retries=retries, channel_options=_OWN_CONNECTION
+    ) as client:
         colours = _Colours(client) if screen is not None and screen.paints else None
         stream = client.stream(**prompt, timeout_s=timeout_s, **options_from(parsed))
         async with stream:
