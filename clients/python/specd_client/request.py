@@ -90,6 +90,8 @@ PLAIN = {
 }
 ONLY_CHAT = ("tools", "template_arguments")
 # An object is three levels of messages on the wire, a list two, and parsers take a hundred.
+# A parser takes 100 levels, and a level of JSON is two or three.
+MIN_TOO_DEEP = 30
 TOO_DEEP = "{} is nested deeper than protobuf takes, about 30 levels of objects"
 STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 PLACES = {name: (part, name) for part, names in PLAIN.items() for name in names} | {
@@ -202,10 +204,18 @@ def _set_json(name: str, message: Any, value: Any) -> None:
     """Fills a Struct."""
     try:
         ParseDict(value, message)
-    except ParseError as error:
+    except (ParseError, RecursionError) as error:
+        # Some versions of protobuf say that a value is too deep as they say that it is no JSON.
+        if _is_deeper_than(value, MIN_TOO_DEEP):
+            raise ValueError(TOO_DEEP.format(name)) from None
         raise TypeError(f"{name}: {error}") from None
-    except RecursionError:
-        raise ValueError(TOO_DEEP.format(name)) from None
+
+
+def _is_deeper_than(value: Any, num_levels: int) -> bool:
+    if not isinstance(value, Mapping | list | tuple):
+        return False
+    parts = value.values() if isinstance(value, Mapping) else value
+    return num_levels == 0 or any(_is_deeper_than(part, num_levels - 1) for part in parts)
 
 
 def _check_depth(name: str, request: Request) -> None:
