@@ -77,7 +77,7 @@ async def _show(
 
 def _report(console: Console, runs: dict[str, tuple[Run, Run]], weights: str) -> bool:
     table = Table(title=f"speculation off and on, weights {weights}")
-    for column in ("prompt", "drafter", "tokens", "tokens/s", "steps", "accepted", "pads"):
+    for column in ("prompt", "drafter", "tokens", "tokens/s", "steps", "per step", "pads"):
         table.add_column(column, justify="left" if column in ("prompt", "drafter") else "right")
     table.add_column("identical")
     identical = True
@@ -86,7 +86,7 @@ def _report(console: Console, runs: dict[str, tuple[Run, Run]], weights: str) ->
         identical = identical and same
         table.add_row(*_cells(name, "none", off), "")
         table.add_row(*_cells("", "ngram", on), "yes" if same else "NO", end_section=True)
-    table.caption = "tokens per step: accepted draft tokens and the target's own"
+    table.caption = "per step: tokens, accepted draft tokens and the target's own"
     console.print(table)
     return identical
 

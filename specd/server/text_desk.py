@@ -1,12 +1,15 @@
 """Turns prompts into ids and ids into text, off the event loop, a bounded amount at a time.
 
 Knows that long texts take seconds and short ones microseconds: each kind has a thread of its own.
-Invariant: what waits is bounded in bytes; work whose caller has gone is not begun.
+Invariant: what waits and what runs is bounded in bytes, whoever has gone meanwhile; work that
+nobody waits for is not begun, and its text is let go at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from specd.errors import TooMuchText
@@ -49,16 +52,28 @@ class _Lane:
     async def do(self, work: Callable[[], T], num_bytes: int) -> T:
         if self._pending_bytes and self._pending_bytes + num_bytes > MAX_PENDING_BYTES:
             raise TooMuchText(MAX_PENDING_BYTES)
-        is_wanted = True
+        loop = asyncio.get_running_loop()
+        waiting = [work]  # taken out once: by the thread, or by whoever has had enough
 
         def begin() -> T:
-            if not is_wanted:
-                raise _Gone
-            return work()
+            try:
+                wanted = waiting.pop()
+            except IndexError:
+                raise _Gone from None
+            try:
+                return wanted()
+            finally:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._release, num_bytes)
 
         self._pending_bytes += num_bytes
         try:
             return await self.thread.call(begin)
         finally:
-            is_wanted = False
-            self._pending_bytes -= num_bytes
+            if waiting:
+                with suppress(IndexError):
+                    waiting.pop()
+                    self._release(num_bytes)
+
+    def _release(self, num_bytes: int) -> None:
+        self._pending_bytes -= num_bytes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -83,3 +85,45 @@ async def test_an_error_of_the_work_is_the_caller_s(desk: TextDesk) -> None:
     with pytest.raises(ValueError, match="no such text"):
         await desk.do(fail, 1)
     assert await desk.do(lambda: 1, MAX_PENDING_BYTES) == 1
+
+
+@pytest.mark.asyncio
+async def test_work_that_still_runs_counts_though_its_caller_has_gone(desk: TextDesk) -> None:
+    held = Held()
+    left = await _begun(desk, held, MAX_PENDING_BYTES)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    with pytest.raises(TooMuchText):
+        await desk.do(lambda: "more", LONG)
+    held.let_go.set()
+    while True:
+        try:
+            assert await desk.do(lambda: "later", LONG) == "later"
+            return
+        except TooMuchText:
+            await asyncio.to_thread(held.let_go.wait)
+
+
+@pytest.mark.asyncio
+async def test_the_text_of_whoever_left_before_its_turn_is_let_go_at_once(desk: TextDesk) -> None:
+    class Text:
+        pass
+
+    held, text = Held(), Text()
+    gone = weakref.ref(text)
+    first = await _begun(desk, held, LONG)
+
+    def work(text: Text = text) -> None:
+        raise AssertionError(f"{text} was worked on")
+
+    second = asyncio.create_task(desk.do(work, MAX_PENDING_BYTES - LONG))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait({second})
+    del work, text, second
+    gc.collect()
+    assert gone() is None
+    room = asyncio.create_task(desk.do(lambda: "room", MAX_PENDING_BYTES - LONG))
+    held.let_go.set()
+    assert (await first, await room) == ("done", "room")
