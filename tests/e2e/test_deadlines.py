@@ -61,7 +61,7 @@ async def test_a_prompt_that_cannot_be_done_in_time_is_refused_at_once(slow_toy:
         error = error_from(refused.value)
         assert isinstance(error, DeadlineExceeded)
         assert error.reason == "DEADLINE_TOO_SHORT"
-        assert 0 < float(error.metadata["time_left_s"]) < 0.2 < float(error.metadata["needed_s"])
+        assert 0 < float(error.metadata["time_left_s"]) <= 0.2 < float(error.metadata["needed_s"])
         assert (await client.server_info()).counters.steps == before, "nothing of it has run"
         assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
 
