@@ -9,9 +9,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import secrets
 import socket
 import stat
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,18 +112,32 @@ def prepare(address: Unix) -> None:
 
 def _clear(address: Unix) -> None:
     path = address.path
-    mode = path.lstat().st_mode
-    if not stat.S_ISSOCK(mode):
+    found = path.lstat()
+    if not stat.S_ISSOCK(found.st_mode):
         raise AddressUnavailable(f"cannot listen on {address}: the path is not a socket")
     if _somebody_listens(path):
         raise AddressUnavailable(f"cannot listen on {address}: the address is in use")
-    path.unlink()
+    # Between the look and the removal another daemon may have put its own socket there.
+    aside = path.with_name(f".{secrets.token_hex(4)}")
+    path.rename(aside)
+    try:
+        if _identity(aside.lstat()) != _identity(found):
+            with suppress(FileExistsError):
+                os.link(aside, path)
+            raise AddressUnavailable(f"cannot listen on {address}: the address is in use")
+    finally:
+        aside.unlink()
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    """Which file it is: numbers are used again, and renaming changes the time of change."""
+    return (found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
 def _unix(text: str) -> Unix:
     name = text.removeprefix(UNIX)
     name = name.removeprefix("//") if name.startswith("///") else name
-    if not name or name.startswith("//") or "\0" in name:
+    if not name.strip("/") or name.startswith("//") or "\0" in name:
         raise AddressUnavailable(f"the address {text!r} should be unix:PATH")
     path = Path(os.path.abspath(name))
     if problem := _problem(path):

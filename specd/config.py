@@ -107,6 +107,15 @@ class ServeSettings(BaseSettings):
     reflection: bool = Field(True, description="true or false: the services describe themselves")
     log_level: LogLevel = Field("INFO", description="to stderr")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_clean_text(cls, value: Any) -> Any:
+        """What no file, address or name can hold would only fail later, and worse."""
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and ("\0" in text or not _is_utf8(text)):
+                raise ValueError("takes text in UTF-8 without zero bytes")
+        return value
+
     @field_validator("drafter", mode="before")
     @classmethod
     def _drafters(cls, value: Any) -> Any:
@@ -186,6 +195,15 @@ def load(flags: Mapping[str, Any], config: Path | None) -> ServeSettings:
             return init_settings, env_settings, InitSettingsSource(settings_cls, values)
 
     return WithFile(**flags)
+
+
+def _is_utf8(text: str) -> bool:
+    """Bytes of the command line and the environment that are none become surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _split(value: Any) -> list[str]:

@@ -212,6 +212,8 @@ class Chat:
                 file.write("\n")
         except OSError as error:
             self._fail(f"not saved: {error.filename}: {error.strerror}")
+        except (ValueError, RuntimeError) as error:  # no name of a file; no such user
+            self._fail(f"not saved: {error}")
         else:
             self._hint(f"saved: {name}")
 

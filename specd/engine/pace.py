@@ -1,6 +1,6 @@
 """How fast steps run: what the loop has seen so far.
 
-Invariant: `least_time_s` never promises more time than the fastest step would need.
+Invariant: `hopeless_s` calls no prompt hopeless for ever: each time it does, it doubts itself more.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 _STEP_TIME_WEIGHT = 0.1
 # A short step is mostly overhead and says little about a prompt.
 _MIN_POSITIONS = 64
+# The fastest step seen may have been a slow one: what is refused needs twice the time it has.
+_CAUTION = 0.5
+_DOUBT = 0.8
 
 
 class Pace:
@@ -26,6 +29,14 @@ class Pace:
             seen = seconds / num_positions
             self._least_s_per_position = min(self._least_s_per_position or seen, seen)
 
-    def least_time_s(self, num_tokens: int) -> float:
-        """Seconds that a prompt takes when nothing else runs, at best; 0 while unknown."""
-        return num_tokens * self._least_s_per_position
+    def hopeless_s(self, num_tokens: int, time_left_s: float) -> float | None:
+        """The seconds that a prompt takes at best, if `time_left_s` is far too little for it.
+
+        None where it may be enough, and while nothing is known.
+        """
+        needed_s = num_tokens * self._least_s_per_position
+        if time_left_s > needed_s * _CAUTION:
+            return None
+        # A machine that stood still for a while taught a time that no refused prompt can correct.
+        self._least_s_per_position *= _DOUBT
+        return needed_s

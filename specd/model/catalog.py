@@ -166,13 +166,13 @@ def resolve(name_or_path: str, *, catalog: Mapping[str, CatalogModel] = CATALOG)
     Raises: ModelFileError with what to do where there is no such file.
     """
     path = Path(os.path.expanduser(name_or_path))  # Path.expanduser raises for an unknown user
-    if path.is_file():
+    if _is_file(path):
         return path
     if name_or_path.startswith(HUB_PREFIX):
         return _pulled(HubFile.parse(name_or_path).cached_path, name_or_path)
     model = catalog.get(name_or_path)
     if model is None:
-        if path.is_dir():
+        if os.path.isdir(path):
             raise ModelFileError(f"{path} is a folder; --model takes a GGUF file or a name")
         raise ModelFileError(
             f"{name_or_path!r} is neither a file nor a named model; "
@@ -184,6 +184,14 @@ def resolve(name_or_path: str, *, catalog: Mapping[str, CatalogModel] = CATALOG)
             f"{cached} does not have {model.num_bytes} bytes; run `specd models pull {model.name}`"
         )
     return cached
+
+
+def _is_file(path: Path) -> bool:
+    """False as well for what no file can be called."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _pulled(path: Path, name: str) -> Path:

@@ -8,6 +8,7 @@ under a name of its own and gets the real one here. Invariant: only a socket mad
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import socket
@@ -20,6 +21,8 @@ import grpc
 from specd.addresses import UNIX, Address, Tcp, Unix, prepare
 from specd.errors import AddressUnavailable
 from specd.server.tls import Certificates
+
+_log = logging.getLogger("specd.server")
 
 # Sockets are for this user alone.
 _UMASK = 0o177
@@ -62,7 +65,7 @@ class Binding:
         """Remove the sockets that were made here, unless others have taken their places."""
         for made in self._made:
             if made.is_there():
-                made.path.unlink(missing_ok=True)
+                _remove(made.path)
         self._made.clear()
 
     async def _bind_ports(self, address: Tcp) -> Tcp:
@@ -82,7 +85,10 @@ class Binding:
             credentials = self._certificates.credentials()
             return int(self._server.add_secure_port(str(place), credentials))
         except RuntimeError as error:  # somebody was faster
-            raise AddressUnavailable(f"cannot listen on {place}: {_IN_USE}") from error
+            reason = _IN_USE
+            if self._certificates is not None:
+                reason += ", or gRPC does not take keys of this kind"
+            raise AddressUnavailable(f"cannot listen on {place}: {reason}") from error
 
     def _bind_socket(self, address: Unix) -> Unix:
         prepare(address)
@@ -102,6 +108,14 @@ class Binding:
             os.umask(before)
             own.unlink(missing_ok=True)
         return address
+
+
+def _remove(path: Path) -> None:
+    """Nothing else may fail because a socket cannot be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("cannot remove %s: %s", path, error.strerror)
 
 
 def _inode(path: Path) -> tuple[int, int]:

@@ -78,8 +78,10 @@ class Rooms:
         return sum(100 + len(message.content.encode()) for message in prompt.messages)
 
     def _check_deadline(self, num_tokens: int, time_left_s: float | None) -> None:
-        needed_s = self.engine.pace.least_time_s(num_tokens)
-        if time_left_s is not None and time_left_s <= needed_s:
+        if time_left_s is None:
+            return
+        needed_s = self.engine.pace.hopeless_s(num_tokens, time_left_s)
+        if needed_s is not None:
             raise DeadlineTooShort(time_left_s, needed_s)
 
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> list[int]:

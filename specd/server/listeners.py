@@ -43,7 +43,7 @@ class Listeners:
             StartFailed: the ready file is something else than a file.
         """
         if self._ready_file is not None and not _may_be_written(self._ready_file):
-            raise StartFailed(f"the ready file {self._ready_file} is there and is no file")
+            raise StartFailed(f"the ready file {self._ready_file} is no file that can be written")
         try:
             self.addresses = await self._public.start(listen)
             if admin == "auto":
@@ -97,7 +97,10 @@ def _write(path: Path, document: dict[str, object]) -> None:
 
 def _may_be_written(path: Path) -> bool:
     """Whether it can be replaced and removed: a device or a folder cannot be meant."""
-    return path.is_file() or not path.exists()
+    try:
+        return path.is_file() or not path.exists()
+    except OSError:  # no file can have this name
+        return False
 
 
 def _remove(path: Path) -> None:

@@ -139,7 +139,10 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BaseExc
     if isinstance(error, grpc.aio.AbortError):
         raise error
     status = status_of(error)
-    await context.abort(status.code, status.message, status.trailers)
+    try:
+        await context.abort(status.code, status.message, status.trailers)
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError("the reader has gone") from gone
 
 
 def status_of(error: BaseException) -> WireStatus:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +59,14 @@ class Certificates:
     def _stamps(self) -> list[tuple[int, int]]:
         try:
             found = [path.stat() for path in self._paths()]
-        except OSError as error:
-            raise StartFailed(f"cannot read {error.filename}: {error.strerror}") from error
-        return [(stat.st_mtime_ns, stat.st_size) for stat in found]
+        except (OSError, ValueError) as error:
+            name = getattr(error, "filename", None) or self._files.certificate
+            reason = getattr(error, "strerror", None) or error
+            raise StartFailed(f"cannot read {name!s}: {reason}") from error
+        for path, status in zip(self._paths(), found, strict=True):
+            if not stat.S_ISREG(status.st_mode):  # a pipe would make every connection wait
+                raise StartFailed(f"cannot use the certificates: {path} is no file")
+        return [(status.st_mtime_ns, status.st_size) for status in found]
 
     def _paths(self) -> list[Path]:
         files = self._files

@@ -120,6 +120,8 @@ def test_a_retry_answers_anew_with_what_was_said_before(daemon: Daemon, tmp_path
         ("/retry", ("nothing was asked",)),
         ("/save", ("not saved", "name of a file")),
         ("/save /nowhere/at/all", ("not saved", "No such file")),
+        ("/save ~no-such-user/x", ("not saved",)),
+        ("/save a\0b", ("not saved",)),
     ],
 )
 def test_a_command_that_cannot_be_done_is_told_and_the_next_line_answered(

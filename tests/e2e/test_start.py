@@ -254,6 +254,8 @@ def test_a_pool_without_a_page_and_an_unwritable_ready_file_are_told(toy: Path) 
         Case((nowhere,), ("--ready-file", nowhere)),
         Case(("/dev/null", "no file"), ("--ready-file", "/dev/null")),
         Case(("ready file", "no file"), ("--ready-file", "/")),
+        Case(("ready file", "no file"), ("--ready-file", "x" * 300)),
+        Case(("neither a file nor",), model="x" * 300),
     )
 
 

@@ -168,6 +168,7 @@ def test_files_that_cannot_be_used_are_told(toy: Path, authority: Authority) -> 
         ("/no/such.pem", authority.key, "No such file"),
         (authority.file, authority.key, "key values mismatch"),
         (authority.key, authority.key, "cannot use the certificates"),
+        ("/dev/zero", authority.key, "no file"),
     ):
         with spawned(toy, "--tls-certificate", str(certificate), "--tls-key", str(key)) as daemon:
             assert daemon.wait_exit() == START_FAILED

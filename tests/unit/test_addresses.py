@@ -34,7 +34,14 @@ def test_an_address_is_read_and_written(text: str, address: Tcp | Unix) -> None:
     "text",
     [
         *("", "localhost", ":50051", "localhost:", "localhost:65536", "::1:50051", "a/b:1"),
-        *("unix:", "unix://host/path", "unix:a\0b", "unix:/" + "x" * 107, "http://localhost:1"),
+        *(
+            "unix:",
+            "unix:/",
+            "unix://host/path",
+            "unix:a\0b",
+            "unix:/" + "x" * 107,
+            "http://localhost:1",
+        ),
         *("unix:/a/%41.sock", "unix:/\udcff", "a%41:1", "a b:1", "localhost:\u0661"),
     ],
 )
@@ -94,6 +101,28 @@ def test_a_socket_that_somebody_listens_on_is_in_use(path: Path) -> None:
         listening.listen()
         with pytest.raises(AddressUnavailable, match="in use"):
             prepare(Unix(path))
+
+
+def test_a_socket_that_comes_between_the_look_and_the_removal_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as faster:
+        rename = Path.rename
+
+        def late(self: Path, target: Path) -> Path:
+            self.unlink()
+            faster.bind(str(self))
+            faster.listen()
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", late)
+        with pytest.raises(AddressUnavailable, match="in use"):
+            prepare(Unix(path))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert os.listdir(path.parent) == ["s"]
 
 
 def test_what_is_no_socket_stays(path: Path) -> None:

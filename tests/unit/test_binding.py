@@ -150,3 +150,22 @@ async def test_a_folder_too_long_for_a_socket_is_told(
     folder.mkdir()
     with pytest.raises(AddressUnavailable, match="too long"):
         await Binding(server, None).bind(Unix(folder / "s"))
+
+
+@pytest.mark.asyncio
+async def test_a_socket_that_cannot_be_removed_is_told_and_holds_up_nothing(
+    server: grpc.aio.Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    binding = Binding(server, None)
+    await binding.bind(Unix(tmp_path / "s"))
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        binding.release()
+    assert f"cannot remove {tmp_path}/s: Operation not permitted" in caplog.text
