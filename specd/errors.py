@@ -12,7 +12,7 @@ Knows nothing of gRPC: `server/status.py` is the only place that maps these to w
     |   |-- QueueFull               the waiting queue is at its limit
     |   |-- TooMuchText             more text waits to become tokens than is held
     |   |-- TooManyWatchers         WatchServerInfo is watched by as many as it takes
-    |   |-- DeadlineTooShort        the caller's deadline ends before the first token can be there
+    |   |-- DeadlineTooShort        the caller's deadline is far too short for the prompt
     |   |-- WrongState              an admin call that this daemon's settings forbid
     |   `-- NotServing              warming up or draining
     |-- RequestFailed           after admission; the stream ends with a status
@@ -118,7 +118,7 @@ class TooManyWatchers(RequestRefused):
 
 
 class DeadlineTooShort(RequestRefused):
-    """A deadline that ends before even an idle daemon could have the first token."""
+    """A deadline that is far too short for the prompt, at the best speed seen so far."""
 
     def __init__(self, time_left_s: float, needed_s: float) -> None:
         super().__init__(

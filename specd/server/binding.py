@@ -65,7 +65,7 @@ class Binding:
         """Remove the sockets that were made here, unless others have taken their places."""
         for made in self._made:
             if made.is_there():
-                _remove(made.path)
+                remove(made.path)
         self._made.clear()
 
     async def _bind_ports(self, address: Tcp) -> Tcp:
@@ -110,8 +110,8 @@ class Binding:
         return address
 
 
-def _remove(path: Path) -> None:
-    """Nothing else may fail because a socket cannot be removed."""
+def remove(path: Path) -> None:
+    """Remove a file if it can be removed, else log why: nobody's stream may end because of it."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

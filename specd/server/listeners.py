@@ -16,6 +16,7 @@ import anyio
 
 from specd.addresses import Address, default_admin
 from specd.errors import StartFailed
+from specd.server.binding import remove
 from specd.server.front import Front
 from specd.server.listener import Connections, admin_listener, public_listener
 
@@ -56,7 +57,7 @@ class Listeners:
             raise
         # Only now: a daemon that has these addresses already may have the file, too.
         if self._ready_file is not None:
-            _remove(self._ready_file)
+            remove(self._ready_file)
 
     def tell(self, admitting: bool) -> None:
         """Publish whether calls are admitted: health and the ready file. Raises StartFailed."""
@@ -64,7 +65,7 @@ class Listeners:
         if self._ready_file is not None and admitting:
             _write(self._ready_file, self._document())
         elif self._ready_file is not None:
-            _remove(self._ready_file)
+            remove(self._ready_file)
         if admitting:
             _log.info("serving %s on %s", self._model, ", ".join(map(str, self.addresses)))
             _log.info("admin calls on %s", self.admin_address or "no address")
@@ -91,7 +92,7 @@ def _write(path: Path, document: dict[str, object]) -> None:
         partial.write_text(json.dumps(document) + "\n")
         partial.replace(path)
     except OSError as error:
-        _remove(partial)
+        remove(partial)
         raise StartFailed(f"cannot write the ready file {path}: {error.strerror}") from error
 
 
@@ -101,11 +102,3 @@ def _may_be_written(path: Path) -> bool:
         return path.is_file() or not path.exists()
     except OSError:  # no file can have this name
         return False
-
-
-def _remove(path: Path) -> None:
-    """Nobody's stream may end because a file cannot be removed."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        _log.warning("cannot remove %s: %s", path, error.strerror)
