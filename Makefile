@@ -1,7 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Everything lives in .venv and the cache.
 PYTHON ?= python3
 VENV ?= .venv
-WEIGHTS ?= int4
+WEIGHTS ?= auto
 MODEL ?= smollm2-135m
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 from specd_client import Client, Delta
 
-from benchmarks.daemon import Run, measure, running_daemon
+from specd.cli.child import running_daemon
+from specd.cli.timing import Run, measure
+from specd.model.formats import WeightFormat
 
 CHAT = {"messages": [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]}
 CODE = {
@@ -41,13 +43,13 @@ def main() -> int:
     """Run the demo; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--weights", default="int4", choices=("fp32", "bf16", "int4"))
+    parser.add_argument("--weights", default="auto", choices=get_args(WeightFormat))
     chosen = parser.parse_args()
     console = Console()
     console.print(f"starting the daemon: {chosen.model}, weights {chosen.weights}")
     flags = ("--model", chosen.model, "--weights", chosen.weights, "--drafter", "ngram")
-    with running_daemon(*flags) as address:
-        runs = asyncio.run(_stream_all(address, console))
+    with running_daemon(*flags) as child:
+        runs = asyncio.run(_stream_all(child.address, console))
     identical = _report(console, runs, chosen.weights)
     console.print("the daemon has stopped")
     return 0 if identical else 1

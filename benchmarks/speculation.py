@@ -1,6 +1,6 @@
 """Speculation against plain decoding: alternating runs on one daemon, medians and ratios.
 
-    python -m benchmarks.speculation [--model NAME] [--weights int4] [--rounds 5]
+    python -m benchmarks.speculation [--model NAME] [--weights auto] [--rounds 5]
 
 Prompts of five kinds, greedy. Every round runs each prompt without drafts and with the n-gram
 drafter, one after the other, so that a slow minute of the machine hits both. Prints a table; the
@@ -15,14 +15,16 @@ import json
 import statistics
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 from specd_client import Client
 
-from benchmarks.daemon import Run, measure, running_daemon
 from benchmarks.demo import CHAT, CODE
+from specd.cli.child import running_daemon
+from specd.cli.timing import Run, measure
+from specd.model.formats import WeightFormat
 
 COPY = {
     "text": "The list of parts, twice.\n"
@@ -92,15 +94,15 @@ def main() -> int:
     """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--weights", default="int4", choices=("fp32", "bf16", "int4"))
+    parser.add_argument("--weights", default="auto", choices=get_args(WeightFormat))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--max-draft-tokens", type=int)
     chosen = parser.parse_args()
     flags = ("--model", chosen.model, "--weights", chosen.weights, "--drafter", "ngram")
-    with running_daemon(*flags) as address:
+    with running_daemon(*flags) as child:
         contests = asyncio.run(
-            contest(address, chosen.rounds, chosen.tokens, chosen.max_draft_tokens)
+            contest(child.address, chosen.rounds, chosen.tokens, chosen.max_draft_tokens)
         )
     Console().print(_table(contests, chosen.weights))
     print(json.dumps({"settings": vars(chosen), "results": _results(contests)}))

@@ -23,7 +23,8 @@ from drafters import registry
 from drafters.contract import Drafter
 from specd.addresses import Address, parse
 from specd.config import ServeSettings
-from specd.device.boot import Booted, DeviceSettings, Progress
+from specd.device.assembly import DeviceSettings, Progress
+from specd.device.boot import Booted
 from specd.device.thread import DeviceThread
 from specd.engine.drafting import Drafting
 from specd.engine.facts import ModelFacts
@@ -177,6 +178,7 @@ def _device_settings(settings: ServeSettings, path: Path) -> DeviceSettings:
         model_path=path,
         weights=settings.weights,
         invariance=settings.invariance,
+        kernels=settings.kernels,
         kv_memory=settings.kv_memory,
         max_rows=settings.max_rows,
         max_positions=settings.max_step_tokens,

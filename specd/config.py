@@ -26,7 +26,7 @@ from pydantic_settings import (
 from specd.addresses import is_reachable_from_outside, parse
 from specd.errors import AddressUnavailable
 from specd.model.catalog import DEFAULT_MODEL
-from specd.model.formats import Invariance, WeightFormat
+from specd.model.formats import Invariance, Kernels, WeightFormat
 
 ENV_PREFIX = "SPECD_"
 CONFIG_VARIABLE = "SPECD_CONFIG"
@@ -50,7 +50,9 @@ class ServeSettings(BaseSettings):
     )
 
     model: str = Field(
-        DEFAULT_MODEL, description="a catalog name, a GGUF file or hf:OWNER/REPO/FILE.gguf"
+        DEFAULT_MODEL,
+        description="a catalog name, a GGUF file, a model folder, hf:OWNER/REPO/FILE.gguf or "
+        "hf:OWNER/REPO",
     )
     listen: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1:50051",),
@@ -63,11 +65,17 @@ class ServeSettings(BaseSettings):
         ("ngram",), description="ngram, none or module:object; repeat for a chain"
     )
     weights: WeightFormat = Field(
-        "int4",
-        description="int4 keeps 4-bit blocks of the file; see specd inspect for what is lost",
+        "auto",
+        description="auto, int8 and int4 keep quantised blocks of the file and hold other tensors "
+        "as bf16, int8 or int4; bf16 and fp32 convert all. specd inspect tells what is lost",
     )
     invariance: Invariance = Field(
         "strict", description="strict: the same tokens whatever runs beside a request"
+    )
+    kernels: Kernels = Field(
+        "auto",
+        description="what computes a step: the C++ core with an instruction set, or torch; auto is "
+        "the fastest that is there",
     )
     ready_file: str | None = Field(None, description="written as JSON when calls are admitted")
     max_rows: int = Field(64, ge=1, le=1024, description="requests that run at once")
@@ -84,8 +92,7 @@ class ServeSettings(BaseSettings):
         0,
         ge=0,
         le=512,
-        description="of torch; 0 is its own default. Beside other busy processes 1 can be many "
-        "times faster: threads wait for the slowest (docs/operations.md)",
+        description="that compute a step; 0 is one for each core",
     )
     drain_seconds: float = Field(30.0, ge=0, description="how long streams may go on at the end")
     tls_certificate: str | None = Field(

@@ -1,7 +1,7 @@
-"""`specd inspect`: a model file as tables for people, or as one JSON document.
+"""`specd inspect`: a model file or folder as tables for people, or as one JSON document.
 
 Knows how facts are shown; they come from `model/inspection.py` and `device/bandwidth.py`. Tables
-fit 100 columns. Exit status: 0 for a file that can be served, 1 for any other, with the sentence
+fit 100 columns. Exit status: 0 for a model that can be served, 1 for any other, with the sentence
 with which the daemon would refuse it; what could be learned of it is shown all the same.
 """
 
@@ -22,20 +22,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from specd.core.choice import choose_kernels
+from specd.core.measuring import MeasuringCoreLoader
 from specd.device.bandwidth import Bandwidth, read_bandwidth
 from specd.errors import StartFailed
+from specd.model.arch import ModelConfig
 from specd.model.catalog import resolve
+from specd.model.formats import Kernels, WeightFormat
 from specd.model.gguf_file import TensorInfo
 from specd.model.inspection import (
     Group,
     Inspection,
+    MakeLoader,
     StepBytes,
     TokenizerFacts,
     groups,
     inspect,
 )
 from specd.model.inspection import Progress as Told
-from specd.model.measuring import Conversion, Deviation
+from specd.model.measuring import Conversion, Deviation, MeasuringLoader
+from specd.model.source import ModelSource
 
 COLUMNS = 100
 _NUMBERS_PER_ROW = 2
@@ -49,7 +55,9 @@ def run(parsed: argparse.Namespace) -> int:
         torch.set_num_threads(parsed.threads)
     try:
         with _progress() as told:
-            found = inspect(resolve(parsed.model), parsed.weights, parsed.context, told)
+            found = inspect(
+                resolve(parsed.model), parsed.weights, parsed.context, told, _loader(parsed.kernels)
+            )
     except StartFailed as error:
         print(f"specd: {error}", file=sys.stderr)
         if parsed.json:
@@ -64,6 +72,18 @@ def run(parsed: argparse.Namespace) -> int:
         print(f"specd: {found.problem}", file=sys.stderr)
         return 1
     return 0
+
+
+def _loader(wanted: Kernels) -> MakeLoader:
+    """The loader of the kernels that `specd serve` would choose. Raises StartFailed."""
+
+    def make(source: ModelSource, config: ModelConfig, weights: WeightFormat) -> MeasuringLoader:
+        kernels = choose_kernels(wanted, config)
+        if kernels == "torch":
+            return MeasuringLoader(source, config, weights)
+        return MeasuringCoreLoader(source, config, weights, isa=kernels)
+
+    return make
 
 
 @contextmanager
@@ -82,6 +102,8 @@ def _show(found: Inspection, speed: Bandwidth | None, *, with_tensors: bool) -> 
     console = terminal if terminal.is_terminal else Console(width=COLUMNS)
     console.print(Text(f"{found.path} ({decimal(found.file_bytes)})"), soft_wrap=True)
     console.print(Text(f"{found.name}, architecture {found.architecture or 'unnamed'}"))
+    for note in found.notes:
+        console.print(Text(note))
     console.print(_numbers_table(found))
     for line in _tokenizer_lines(found):
         console.print(Text(line))
@@ -233,6 +255,7 @@ def _document(
         "bytes": found.file_bytes,
         "name": found.name,
         "architecture": found.architecture,
+        "notes": list(found.notes),
         "numbers": {key: _finite(value) for key, value in found.numbers.items()},
         "tokenizer": None if found.tokenizer is None else _tokenizer_document(found.tokenizer),
         "has_chat_template": found.has_chat_template,

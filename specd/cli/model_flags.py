@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, get_args
 
 from specd.model.catalog import HUB_PREFIX
-from specd.model.formats import WeightFormat
+from specd.model.formats import Kernels, WeightFormat
 
 _SOURCES = ("auto", "index", "hub")
 _DEFAULT_CONTEXT = 256
@@ -28,7 +28,7 @@ def add_models(commands: Any) -> None:
         help="fetch one",
         description="Fetch a model and verify it. An interrupted pull goes on where it was.",
     )
-    pulling.add_argument("name", help="of the list, or hf:OWNER/REPO/FILE.gguf")
+    pulling.add_argument("name", help="of the list, hf:OWNER/REPO/FILE.gguf or hf:OWNER/REPO")
     pulling.add_argument(
         "--source",
         choices=_SOURCES,
@@ -50,13 +50,15 @@ def add_inspect(commands: Any) -> None:
         "and how fast this machine's memory lets it run.",
     )
     inspect.add_argument(
-        "model", help="a name, hf:OWNER/REPO/FILE.gguf, or the path of a GGUF file"
+        "model",
+        help="a name, hf:OWNER/REPO/FILE.gguf, hf:OWNER/REPO, or the path of a GGUF file or of a "
+        "folder with config.json",
     )
     inspect.add_argument(
         "--weights",
         choices=get_args(WeightFormat),
-        default="int4",
-        help="the format in memory, as of `specd serve` [%(default)s]",
+        default="auto",
+        help="what becomes of tensors in memory, as of `specd serve` [%(default)s]",
     )
     inspect.add_argument(
         "--context",
@@ -66,6 +68,12 @@ def add_inspect(commands: Any) -> None:
     )
     inspect.add_argument(
         "--threads", type=_threads, default=0, help="of torch; 0 is its own default [%(default)s]"
+    )
+    inspect.add_argument(
+        "--kernels",
+        choices=get_args(Kernels),
+        default="auto",
+        help="what computes a step, as of `specd serve` [%(default)s]",
     )
     inspect.add_argument("--tensors", action="store_true", help="list each tensor")
     inspect.add_argument("--json", action="store_true", help="one JSON document")

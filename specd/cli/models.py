@@ -28,13 +28,17 @@ from specd.errors import StartFailed
 from specd.model.catalog import (
     CATALOG,
     DEFAULT_MODEL,
+    HUB_PREFIX,
     CatalogModel,
     HubFile,
+    HubFolder,
     cache_dir,
     cached_path,
+    parse_hub_name,
     pulled_from_hub,
 )
 from specd.model.pull import Pulled, PullProgress, Report, Source, num_kept, pull
+from specd.model.pull_folder import folder_files, num_kept_of_folder, pull_folder
 
 # Without a terminal one line is written per tenth of the file.
 PLAIN_STEP_PERCENT = 10
@@ -56,9 +60,9 @@ def list_models(json: bool) -> int:
         name = f"{model.name} (default)" if model.name == DEFAULT_MODEL else model.name
         summary = model.summary if model.is_served else f"{model.summary}; {_NOT_SERVED}"
         table.add_row(name, decimal(model.num_bytes), model.licence, _state(model), summary)
-    for file in pulled:
-        size = file.cached_path.stat().st_size
-        table.add_row(str(file), decimal(size), "", "yes", "a file of the hub")
+    for one in pulled:
+        kind = "a file of the hub" if isinstance(one, HubFile) else "a folder of the hub"
+        table.add_row(str(one), decimal(_num_bytes(one)), "", "yes", kind)
     console = Console()
     console.print(table)
     for line in ("Fetch one with: specd models pull NAME", f"Files: {cache_dir()}"):
@@ -74,21 +78,36 @@ def pull_model(name: str, source: Source, json: bool) -> int:
         print(f"{name}: {_NOT_SERVED} (architecture {model.architecture})", file=sys.stderr)
     try:
         with _shown(name) as report:
-            pulled = pull(name, report, source=source)
+            pulled = _pull(name, source, report)
     except StartFailed as error:
         return _failed(str(error), json, 1)
     except KeyboardInterrupt:
-        num_bytes = num_kept(name)
+        num_bytes = _num_kept(name)
         onwards = f"; the next pull goes on from {num_bytes:,} bytes" if num_bytes else ""
         return _failed(f"interrupted{onwards}", json, _INTERRUPTED)
     if json:
         print(dumps(_document(name, pulled)))
     else:
-        checked = "sha256" if pulled.sha256 else "size, the hub tells no sha256,"
         seconds = time.monotonic() - started
         whence = f"from {pulled.origin}" if pulled.origin else "was here already"
-        print(f"{name}: {pulled.path} ({whence}, {seconds:.1f} s, {checked} verified)")
+        print(f"{name}: {pulled.path} ({whence}, {seconds:.1f} s, {pulled.checked} verified)")
     return 0
+
+
+def _pull(name: str, source: Source, report: Report) -> Pulled:
+    folder = _hub_folder(name)
+    return pull(name, report, source=source) if folder is None else pull_folder(folder, report)
+
+
+def _hub_folder(name: str) -> HubFolder | None:
+    """Raises: ModelFileError for a name that means nothing on a hub."""
+    named = parse_hub_name(name) if name.startswith(HUB_PREFIX) else None
+    return named if isinstance(named, HubFolder) else None
+
+
+def _num_kept(name: str) -> int:
+    folder = _hub_folder(name)
+    return num_kept(name) if folder is None else num_kept_of_folder(folder)
 
 
 def _failed(message: str, json: bool, status: int) -> int:
@@ -138,9 +157,15 @@ def _entry(model: CatalogModel) -> dict[str, object]:
     }
 
 
-def _hub_entry(file: HubFile) -> dict[str, object]:
-    path = file.cached_path
-    return {"name": str(file), "bytes": path.stat().st_size, "path": str(path)}
+def _hub_entry(one: HubFile | HubFolder) -> dict[str, object]:
+    return {"name": str(one), "bytes": _num_bytes(one), "path": str(one.cached_path)}
+
+
+def _num_bytes(one: HubFile | HubFolder) -> int:
+    path = one.cached_path
+    if isinstance(one, HubFile):
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in folder_files(path))
 
 
 @contextmanager

@@ -52,9 +52,12 @@ def add_chat(commands: Any) -> None:
     chat.set_defaults(run=partial(_chat, chat))
 
 
-def add_address(parser: argparse.ArgumentParser) -> None:
-    """Declare `--address`, whose default comes from the environment, and how it is secured."""
-    parser.add_argument(
+def add_address(parser: argparse.ArgumentParser, among: Any = None) -> None:
+    """Declare `--address`, whose default comes from the environment, and how it is secured.
+
+    among: the group of flags of which only one may be given, and `--address` is one.
+    """
+    (among or parser).add_argument(
         "--address",
         type=_address,
         default=os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS,

@@ -1,4 +1,4 @@
-"""The CPU runner, and the reference for every other: a padded batch in, verified tokens out.
+"""The torch runner, and the reference for every other: a padded batch in, verified tokens out.
 
 Owns the KV cache and the static input buffers; runs on the device thread only. Knows nothing of
 requests. Invariant: every KV value that attention can reach is finite: the zero page stays zero,
@@ -8,7 +8,6 @@ scratch page is never named by a block table.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specd.device.layout import HeadCounts, attention_layout
+from specd.device.memory import untouched_zeros
 from specd.device.verifier import verify
 from specd.engine.padding import pad
 from specd.engine.step_types import (
@@ -29,10 +29,10 @@ from specd.engine.step_types import (
     StepResult,
 )
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
+from specd.model.arch import ModelConfig
 from specd.model.attention import DeviceGroup, DeviceLayout, causal_mask
 from specd.model.decoder import Decoder
 
-_ALIGNMENT = 64  # bytes, as torch's own allocator gives it
 # Totals of flat positions. Steps are charged for their pads, so the buckets are close together.
 PACKED_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96,
                   112, 128, 160, 192, 224, 256, 320, 384, 448, 512)  # fmt: skip
@@ -46,6 +46,8 @@ def packed_buckets(max_positions: int) -> tuple[int, ...]:
 class EagerRunner:
     """Runs steps over static buffers. All methods belong to the device thread."""
 
+    kernels = "torch"
+
     def __init__(
         self, decoder: Decoder, *, num_pages: int, layout: LayoutSpec, strict: bool
     ) -> None:
@@ -54,14 +56,22 @@ class EagerRunner:
         self.layout = layout
         self.strict = strict
         self.num_pages = num_pages
+        self.weight_bytes = sum(linear.bytes for linear in decoder.weights.linears())
         config = decoder.config
+        self.kv_bytes_per_position = (
+            config.num_layers * config.kv_width * decoder.weights.kv_dtype.itemsize
+        )
         self._heads = HeadCounts(config.num_heads, config.num_kv_heads, config.fused_heads)
         shape = decoder.cache_shape(num_pages + RESERVED_PAGES, PAGE_SIZE)
-        self._cache = _untouched_zeros(shape, decoder.weights.dtype)
+        self._cache = untouched_zeros(shape, decoder.weights.kv_dtype)
         size = _largest(layout)
         self._tokens, self._positions, self._kv_slots = (
             torch.zeros(size, dtype=torch.int64) for _ in range(3)
         )
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.decoder.config
 
     def step(self, batch: PaddedBatch) -> StepResult:
         """Run and verify one batch."""
@@ -85,9 +95,11 @@ class EagerRunner:
         tokens.copy_(torch.from_numpy(batch.tokens))
         positions.copy_(torch.from_numpy(batch.positions))
         kv_slots.copy_(torch.from_numpy(batch.kv_slots))
-        hidden = self.decoder.hidden(
-            tokens, positions, kv_slots, self._cache, self.device_layout(batch.rows, size)
-        )
+        layouts = {
+            window: self.device_layout(batch.rows, size, window)
+            for window in set(self.decoder.config.windows)
+        }
+        hidden = self.decoder.hidden(tokens, positions, kv_slots, self._cache, layouts)
         if not batch.sample_index.size:
             return hidden.new_empty((0, self.decoder.config.vocab_size), dtype=torch.float32)
         return self.decoder.logits(hidden, torch.from_numpy(batch.sample_index))
@@ -126,9 +138,11 @@ class EagerRunner:
             slots = self._cache.flatten(1, 2)  # [layer, slot, K or V, kv_head, dim], a view
             slots.index_fill_(1, torch.from_numpy(np.concatenate(stale)), 0)
 
-    def device_layout(self, rows: Sequence[PaddedRow], num_positions: int) -> DeviceLayout:
-        """Where each of `num_positions` flat positions attends, as tensors."""
-        plan = attention_layout(rows, num_positions, self._heads, strict=self.strict)
+    def device_layout(
+        self, rows: Sequence[PaddedRow], num_positions: int, window: int
+    ) -> DeviceLayout:
+        """Where each of `num_positions` flat positions attends in layers with this window."""
+        plan = attention_layout(rows, num_positions, self._heads, window, strict=self.strict)
         dtype = self._cache.dtype
         groups = tuple(
             DeviceGroup(
@@ -136,22 +150,11 @@ class EagerRunner:
                 kv_length=group.kv_length,
                 query_index=torch.from_numpy(group.query_index),
                 table=torch.from_numpy(group.table),
-                mask=causal_mask(torch.from_numpy(group.limit), group.kv_length, dtype),
+                mask=causal_mask(torch.from_numpy(group.limit), group.kv_length, dtype, window),
             )
             for group in plan.groups
         )
         return DeviceLayout(groups, torch.from_numpy(plan.output_index))
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that cost memory only where they are written; torch.zeros writes all of them at once.
-
-    A pool is sized for the worst case, often gigabytes, and most daemons never fill it.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
-    start = -raw.data_ptr() % _ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).view(shape)
 
 
 def _largest(layout: LayoutSpec) -> int:

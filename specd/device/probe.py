@@ -1,8 +1,8 @@
 """Does a row's result depend on what ran beside it? Asked at start-up, of this machine.
 
 Runs the operations of a step, at the shapes that will run, in several company and compares bits:
-every linear layer's shape, the norm, the gate, paged attention in chunks, alone and among
-neighbours, and the sampler on rows of a batch. Knows nothing of requests.
+every linear layer's shape, the norms, the gate, paged attention with every window in chunks, alone
+and among neighbours, and the sampler on rows of a batch. Knows nothing of requests.
 Invariant: a finding is a fact of this machine and torch build, never a tolerance.
 """
 
@@ -21,8 +21,8 @@ from specd.device.sampling import sample
 from specd.engine.params import SamplingParams
 from specd.engine.step_types import PaddedRow
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
+from specd.model.activation import ACTIVATIONS
 from specd.model.attention import attend
-from specd.model.decoder import silu
 
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 33, 64, 128)
 HEAD_COUNTS = (1, 2, 3, 5, 8, 17)  # the head only sees sampled positions
@@ -49,8 +49,12 @@ def probe(runner: EagerRunner) -> ProbeReport:
     generator = torch.Generator().manual_seed(0)
     outcomes = [
         *_row_operations(runner, generator),
-        *_attention(runner, generator),
-        _sampler(runner.decoder.config.vocab_size, generator),
+        *(
+            outcome
+            for window in sorted(set(runner.decoder.config.windows))
+            for outcome in _attention(runner, window, generator)
+        ),
+        probe_sampler(runner.decoder.config.vocab_size, generator),
     ]
     findings = tuple(finding for finding in outcomes if finding is not None)
     return ProbeReport(len(outcomes), findings, time.perf_counter() - start)
@@ -67,8 +71,11 @@ def _row_operations(runner: EagerRunner, generator: torch.Generator) -> Iterator
         ("down", config.ffn_size, layer.ffn_down, COUNTS),
         ("head", config.hidden_size, weights.head, HEAD_COUNTS),
         ("norm", config.hidden_size, _norm(layer.attn_norm, config.norm_eps), COUNTS),
-        ("silu", config.ffn_size, silu, COUNTS),
+        ("gate", config.ffn_size, ACTIVATIONS[config.family.activation], COUNTS),
     ]
+    if layer.q_norm is not None:
+        norm = _norm(layer.q_norm, config.norm_eps)
+        operations.append(("norm of a head", config.head_dim, norm, COUNTS))
     for name, width, operation, counts in operations:
         x = torch.randn(max(counts), width, generator=generator).to(weights.dtype)
         yield _compare_counts(name, operation, x, counts)
@@ -84,19 +91,21 @@ def _compare_counts(
     whole = operation(x)
     for count in counts:
         start = x.shape[0] - count  # another place than in the whole, where the counts differ
-        if not _same(operation(x[start:].clone()), whole[start:]):
+        if not same_bits(operation(x[start:].clone()), whole[start:]):
             return f"{name}: {count} positions differ from {x.shape[0]}"
     return None
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same_bits(one: Tensor, other: Tensor) -> bool:
     """To the bit. A file may hold weights that are no numbers, which is no fault of the machine."""
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(
         one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)
     )
 
 
-def _attention(runner: EagerRunner, generator: torch.Generator) -> Iterator[str | None]:
+def _attention(
+    runner: EagerRunner, window: int, generator: torch.Generator
+) -> Iterator[str | None]:
     config, dtype = runner.decoder.config, runner.decoder.weights.dtype
     length = min(600, config.context_length)
     num_pages = -(-length // PAGE_SIZE)
@@ -115,19 +124,20 @@ def _attention(runner: EagerRunner, generator: torch.Generator) -> Iterator[str 
         for first, count, own in rows:
             placed.append(_row(offset, first, count, own))
             offset += count
-        return attend(parts, cache, runner.device_layout(tuple(placed), offset))
+        layout = runner.device_layout(tuple(placed), offset, window)
+        return attend(parts, cache, layout, config.attention_scale)
 
     # Many: where attention depends on its company, most rows still agree by chance in bf16.
     positions = sorted({*range(0, length, _POSITION_STRIDE), 127 % length, length - 1})
     alone = {first: run([(first, 1, pages)]) for first in positions}
     whole = run([(0, length, pages)])
     for first in positions:
-        if not _same(whole[first : first + 1], alone[first]):
+        if not same_bits(whole[first : first + 1], alone[first]):
             yield f"attention: position {first} in a chunk of {length} differs from alone"
         count = min(5, length - first)
         few = run([(0, min(3, length), others), (first, count, pages), (length - 1, 1, others)])
         here = min(3, length)
-        if not _same(few[here : here + 1], alone[first]):
+        if not same_bits(few[here : here + 1], alone[first]):
             yield f"attention: position {first} among neighbours differs from alone"
         yield None
 
@@ -136,7 +146,8 @@ def _row(offset: int, first: int, count: int, pages: tuple[int, ...]) -> PaddedR
     return PaddedRow("probe", 0, offset, count, count, first, (), False, 0, pages, _GREEDY)
 
 
-def _sampler(vocab_size: int, generator: torch.Generator) -> str | None:
+def probe_sampler(vocab_size: int, generator: torch.Generator) -> str | None:
+    """Sample rows of a batch alone and together; a finding, or None."""
     params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=1)
     logits = torch.randn(3, vocab_size, generator=generator) * 5
     for row in range(3):

@@ -9,7 +9,8 @@ from functools import partial
 
 import torch
 
-from specd.device.boot import Booted, DeviceSettings, Progress, boot
+from specd.device.assembly import DeviceSettings, Progress
+from specd.device.boot import Booted, boot
 from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult
 from specd.threads import DedicatedThread
 

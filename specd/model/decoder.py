@@ -1,24 +1,25 @@
 """The transformer decoder: hidden states of a step's positions, then logits of the wanted ones.
 
-Knows the order of operations of a Llama-like model; weight formats, attention and layouts are its
-neighbours'. Between the kernels stand element-wise operations of a single rounding (no fused
-multiply-add, which vector and scalar code round differently) and `silu`, which runs in pieces, so a
-position's bits do not depend on where in a tensor it lies.
+Knows the order of operations of Llama-like models; what a family lacks is None in its weights.
+Weight formats, attention and layouts are its neighbours'. Between the kernels stand element-wise
+operations of a single rounding (no fused multiply-add, which vector and scalar code round
+differently) and the gates of `activation.py`, so a position's bits do not depend on where in a
+tensor it lies.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specd.model.activation import ACTIVATIONS
 from specd.model.arch import ModelConfig
 from specd.model.attention import DeviceLayout, attend
+from specd.model.rotary import rotary_tables
 from specd.model.weights import LayerWeights, ModelWeights
-
-# Above this many elements torch splits element-wise work between its threads, at any element, and
-# the scalar code at the end of a piece rounds silu in another way than vector code.
-_UNSPLIT = 32767
 
 
 class Decoder:
@@ -27,7 +28,13 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config
         self.weights = weights
-        self._cos, self._sin = _rotary_tables(config, weights.dtype)
+        self._gate = ACTIVATIONS[config.family.activation]
+        # As transformers does: the scale is rounded to the type of what it scales.
+        self._scale = float(torch.tensor(config.embedding_scale, dtype=weights.dtype))
+        self._tables = [
+            rotary_tables(frequency, config.context_length, weights.dtype)
+            for frequency in weights.rope_frequencies
+        ]
 
     def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
         """Shape of the KV cache: [layer, page, token, K or V, kv_head, dim].
@@ -38,25 +45,38 @@ class Decoder:
         return (config.num_layers, num_pages, page_size, 2, config.num_kv_heads, config.head_dim)
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, kv_slots: Tensor, cache: Tensor, at: DeviceLayout
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv_slots: Tensor,
+        cache: Tensor,
+        at: Mapping[int, DeviceLayout],
     ) -> Tensor:
         """Run all layers.
 
         Args:
             tokens, positions, kv_slots: int64 [positions].
             cache: as `cache_shape`; K and V of these positions are written to `kv_slots`.
+            at: by the length of a window, one for each that the config's layers have.
 
         Returns:
             [positions, hidden], before the final norm.
         """
-        x = self.weights.embedding.index_select(0, tokens)
-        cos = self._cos.index_select(0, positions)
-        sin = self._sin.index_select(0, positions)
-        for layer, layer_cache in zip(self.weights.layers, cache.unbind(0), strict=True):
-            x = x + self._attention(
-                layer, self._norm(x, layer.attn_norm), cos, sin, kv_slots, layer_cache, at
-            )
-            x = x + self._feed_forward(layer, self._norm(x, layer.ffn_norm))
+        config = self.config
+        x = self.weights.embedding(tokens)
+        if config.family.scaled_embedding:
+            x.mul_(self._scale)
+        turns = [
+            (cos.index_select(0, positions), sin.index_select(0, positions))
+            for cos, sin in self._tables
+        ]
+        for number, layer in enumerate(self.weights.layers):
+            fused = self._project(layer, x, *turns[config.layer_ropes[number]])
+            keys_values = fused[:, config.num_heads :].reshape(-1, config.kv_width)
+            cache[number].view(-1, config.kv_width).index_copy_(0, kv_slots, keys_values)
+            seen = attend(fused, cache[number], at[config.windows[number]], config.attention_scale)
+            x = x + self._attention_output(layer, seen)
+            x = x + self._feed_forward(layer, x)
         return x
 
     def logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
@@ -67,46 +87,36 @@ class Decoder:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
 
-    def _attention(
-        self,
-        layer: LayerWeights,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_slots: Tensor,
-        cache: Tensor,
-        at: DeviceLayout,
-    ) -> Tensor:
+    def _project(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values, rotated; [positions, fused_heads, head_dim]."""
         config = self.config
-        fused = layer.qkv(x).view(-1, config.fused_heads, config.head_dim)
+        flat = layer.qkv(self._norm(x, layer.attn_norm))
+        if layer.qkv_bias is not None:
+            flat = flat + layer.qkv_bias
+        fused = flat.view(-1, config.fused_heads, config.head_dim)
         rotary = fused[:, : config.num_heads + config.num_kv_heads]  # all but the value heads
+        if layer.q_norm is not None and layer.k_norm is not None:
+            self._norm_heads(rotary[:, : config.num_heads], layer.q_norm)
+            self._norm_heads(rotary[:, config.num_heads :], layer.k_norm)
         turned = torch.roll(rotary, config.head_dim // 2, -1).mul_(sin)
         rotary.mul_(cos).add_(turned)
-        keys_values = fused[:, config.num_heads :].reshape(-1, config.kv_width)
-        cache.view(-1, config.kv_width).index_copy_(0, kv_slots, keys_values)
-        return layer.attn_output(attend(fused, cache, at))
+        return fused
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
+        """Norm each head on its own, in place."""
+        # Rows of one matrix, as elsewhere: the norm of a row is known not to depend on others.
+        heads.copy_(self._norm(heads.reshape(-1, heads.shape[-1]), weight).view(heads.shape))
+
+    def _attention_output(self, layer: LayerWeights, seen: Tensor) -> Tensor:
+        output = layer.attn_output(seen)
+        if layer.attn_output_bias is not None:
+            output = output + layer.attn_output_bias
+        return self._post(output, layer.post_attn_norm)
 
     def _feed_forward(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate_up = layer.gate_up(x)
+        gate_up = layer.gate_up(self._norm(x, layer.ffn_norm))
         gate, up = gate_up[:, : self.config.ffn_size], gate_up[:, self.config.ffn_size :]
-        return layer.ffn_down(silu(gate).mul_(up))
+        return self._post(layer.ffn_down(self._gate(gate).mul_(up)), layer.post_ffn_norm)
 
-
-def silu(x: Tensor) -> Tensor:
-    """x [positions, n], in pieces of whole rows that torch does not split between threads."""
-    rows = max(1, _UNSPLIT // x.shape[1])
-    if x.shape[0] <= rows:
-        return functional.silu(x)
-    starts = range(0, x.shape[0], rows)
-    return torch.cat([functional.silu(x[start : start + rows]) for start in starts])
-
-
-def _rotary_tables(config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and signed sin, [context, 1, head_dim], for halves (i, i + dim/2)."""
-    half = config.head_dim // 2
-    exponents = torch.arange(half, dtype=torch.float64) * 2 / config.head_dim
-    frequency = 1.0 / config.rope_base**exponents
-    angle = torch.arange(config.context_length, dtype=torch.float64)[:, None] * frequency
-    cos = torch.cat([angle.cos(), angle.cos()], -1)
-    sin = torch.cat([-angle.sin(), angle.sin()], -1)
-    return cos[:, None].to(dtype), sin[:, None].to(dtype)
+    def _post(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._norm(x, weight)

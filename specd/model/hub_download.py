@@ -1,4 +1,4 @@
-"""Fetches a file of a model hub: asks what it is, then appends its bytes to a partial file.
+"""Fetches files of a model hub: asks what they are, then appends bytes to a partial file.
 
 Knows the hub through `huggingface_hub`: addresses, tokens, offline mode, what an answer means.
 HF_ENDPOINT, HF_TOKEN and the library's other variables are its user's settings. The bytes are read
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specd.errors import PullFailed
-from specd.model.catalog import HubFile
+from specd.model.catalog import HubFile, HubFolder
 from specd.model.partial import CHUNK_BYTES, Partial
 
 # Connections in a row that bring nothing, before the pull gives up.
@@ -59,6 +59,33 @@ def look_up(file: HubFile) -> HubFacts:
         raise PullFailed(_sentence(file, error)) from error
     sha256 = found.etag if _SHA256.fullmatch(found.etag) else None
     return HubFacts(file, url, found.size, found.etag, sha256)
+
+
+def look_up_all(folder: HubFolder) -> dict[str, HubFacts]:
+    """Ask the hub once for all files at the top of a repository, as of one commit, by name.
+
+    Raises: PullFailed.
+    """
+    from huggingface_hub import HfApi, constants, hf_hub_url
+
+    repository = folder.repository
+    try:
+        found = HfApi().model_info(
+            repository, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+        listed = {file.rfilename: file for file in found.siblings or ()}
+        urls = {name: hf_hub_url(repository, name, revision=found.sha) for name in listed}
+    except Exception as error:  # as in `look_up`
+        raise PullFailed(_sentence(folder, error)) from error
+    facts = {}
+    for name, file in listed.items():
+        etag = file.lfs.sha256 if file.lfs else file.blob_id
+        if found.sha is None or file.size is None or etag is None:
+            raise PullFailed(f"what answers as the hub does not tell what {folder}/{name} is")
+        if "/" not in name:
+            sha256 = etag if _SHA256.fullmatch(etag) else None
+            facts[name] = HubFacts(HubFile(repository, name), urls[name], file.size, etag, sha256)
+    return facts
 
 
 def download(facts: HubFacts, partial: Partial, tell: Callable[[int], None]) -> None:
@@ -134,7 +161,7 @@ def _place(facts: HubFacts, response: Any) -> int:
     return int(told[1])
 
 
-def _sentence(file: HubFile, error: Exception) -> str:
+def _sentence(file: HubFile | HubFolder, error: Exception) -> str:
     """What went wrong; the library's own messages have several lines."""
     from huggingface_hub import constants, errors
 
@@ -142,7 +169,7 @@ def _sentence(file: HubFile, error: Exception) -> str:
         return f"{file.repository} is gated: ask for access there and set HF_TOKEN"
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"the hub has no {file.repository}, or it is private and HF_TOKEN does not open it"
-    if isinstance(error, errors.EntryNotFoundError):
+    if isinstance(error, errors.EntryNotFoundError) and isinstance(file, HubFile):
         return f"{file.repository} has no file {file.path}"
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "the hub is switched off by HF_HUB_OFFLINE"

@@ -16,13 +16,16 @@ from pathlib import Path
 from specd.errors import ModelFileError
 from specd.model.arch import ModelConfig, check_tokenizer, config_from_gguf
 from specd.model.formats import WeightFormat
-from specd.model.gguf_file import GGUFFile, TensorInfo
+from specd.model.gguf_file import TensorInfo
 from specd.model.measuring import Conversion, Deviation, MeasuringLoader
+from specd.model.opening import open_model
+from specd.model.source import ModelSource
 from specd.model.weights import ModelWeights, read_weights
 from specd.text.chat import ChatTemplate
 from specd.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
+MakeLoader = Callable[[ModelSource, ModelConfig, WeightFormat], MeasuringLoader]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,11 @@ class StepBytes:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was learned of a file.
+    """What was learned of a file or a folder.
 
     numbers: the sizes under the architecture's own prefix, as the file has them.
-    has_chat_template: one that can be used. step: None where the file cannot be served.
+    notes: what of it is not used, or not as it says. has_chat_template: one that can be used.
+    step: None where it cannot be served.
     """
 
     path: Path
@@ -65,6 +69,7 @@ class Inspection:
     architecture: str
     numbers: Mapping[str, object]
     tensors: Sequence[TensorInfo]
+    notes: Sequence[str] = ()
     config: ModelConfig | None = None
     tokenizer: TokenizerFacts | None = None
     has_chat_template: bool = False
@@ -78,12 +83,15 @@ def inspect(
     weights: WeightFormat,
     context: int,
     progress: Progress = lambda done, total: None,
+    make_loader: MakeLoader = MeasuringLoader,
 ) -> Inspection:
-    """Learn all about a file.
+    """Learn all about a file or a folder.
 
-    Raises: ModelFileError where it is no GGUF file that can be read, or `context` is beyond it.
+    make_loader: of the kernels that would run it; chosen when the sizes are known.
+
+    Raises: ModelFileError where it is no model that can be read, or `context` is beyond it.
     """
-    file = GGUFFile.open(path)
+    file = open_model(path)
     found = _described(file, weights)
     problems: list[ModelFileError] = []
     for look in (_look_at_sizes, _look_at_tokenizer):
@@ -98,7 +106,7 @@ def inspect(
         )
     if not problems:
         try:
-            _look_at_weights(file, found, context, progress)
+            _look_at_weights(file, found, context, progress, make_loader)
         except ModelFileError as error:
             problems.append(error)
             found.conversions.clear()
@@ -106,7 +114,7 @@ def inspect(
     return found
 
 
-def _described(file: GGUFFile, weights: WeightFormat) -> Inspection:
+def _described(file: ModelSource, weights: WeightFormat) -> Inspection:
     architecture = str(file.metadata.get("general.architecture", ""))
     prefix = f"{architecture}."
     numbers = {
@@ -116,22 +124,23 @@ def _described(file: GGUFFile, weights: WeightFormat) -> Inspection:
     }
     return Inspection(
         path=file.path,
-        file_bytes=file.path.stat().st_size,
+        file_bytes=sum(path.stat().st_size for path in file.files),
         weights=weights,
         name=str(file.metadata.get("general.name") or architecture),
         architecture=architecture,
         numbers=numbers,
         tensors=tuple(file.tensors.values()),
+        notes=file.notes,
         has_chat_template=isinstance(file.metadata.get("tokenizer.chat_template"), str),
     )
 
 
-def _look_at_sizes(file: GGUFFile, found: Inspection) -> None:
+def _look_at_sizes(file: ModelSource, found: Inspection) -> None:
     found.config = config_from_gguf(file.metadata)
 
 
-def _look_at_tokenizer(file: GGUFFile, found: Inspection) -> None:
-    tokenizer = Tokenizer.from_gguf(file.metadata)
+def _look_at_tokenizer(file: ModelSource, found: Inspection) -> None:
+    tokenizer = Tokenizer.from_source(file)
 
     def token(token_id: int) -> tuple[int, str]:
         return token_id, tokenizer.token_text(token_id)
@@ -143,15 +152,20 @@ def _look_at_tokenizer(file: GGUFFile, found: Inspection) -> None:
         eos=tuple(map(token, sorted(tokenizer.eos_ids))),
         control=tuple(map(token, filter(tokenizer.is_special, range(tokenizer.vocab_size)))),
     )
-    found.has_chat_template = ChatTemplate.from_gguf(file.metadata, tokenizer).usable
+    found.has_chat_template = ChatTemplate.from_source(file, tokenizer).usable
     if found.config is not None:
         check_tokenizer(found.config, tokenizer.vocab_size)
 
 
-def _look_at_weights(file: GGUFFile, found: Inspection, context: int, progress: Progress) -> None:
+def _look_at_weights(
+    file: ModelSource,
+    found: Inspection,
+    context: int,
+    progress: Progress,
+    make_loader: MakeLoader,
+) -> None:
     assert found.config is not None
-    # Strict or relaxed changes no weight.
-    loader = MeasuringLoader(file, found.config, found.weights, strict=True)
+    loader = make_loader(file, found.config, found.weights)
     found.conversions = loader.conversions
     weights = read_weights(loader, found.config, progress)
     found.step = _step_bytes(weights, found.config, context)
@@ -159,11 +173,11 @@ def _look_at_weights(file: GGUFFile, found: Inspection, context: int, progress: 
 
 def _step_bytes(weights: ModelWeights, config: ModelConfig, context: int) -> StepBytes:
     *layers, head = weights.linears()
-    norms = [norm for layer in weights.layers for norm in (layer.attn_norm, layer.ffn_norm)]
+    vectors = [vector for layer in weights.layers for vector in layer.vectors()]
     return StepBytes(
-        layers=sum(linear.bytes for linear in layers) + sum(norm.nbytes for norm in norms),
+        layers=sum(linear.bytes for linear in layers) + sum(vector.nbytes for vector in vectors),
         head=head.bytes + weights.final_norm.nbytes,
-        kv=config.num_layers * config.kv_width * weights.dtype.itemsize * context,
+        kv=config.num_layers * config.kv_width * weights.kv_dtype.itemsize * context,
         context=context,
     )
 

@@ -1,15 +1,17 @@
-"""Linear layers in four weight formats. One kernel and one format per tensor.
+"""Linear layers in three weight formats. One kernel and one format per tensor.
 
 Knows the widths at which a kernel's result does not depend on the number of positions, and keeps
 them private: a caller passes any number of positions. Measured on the CPU by bit comparison
-(torch 2.14): bf16 rows agree for every count from 2, fp32 rows for multiples of 4, int4 and int8
-for every count. Invariant in strict mode: row i of the result depends on row i of the input alone.
+(torch 2.14): bf16 rows agree for every count from 2, fp32 rows for multiples of 4, int4 for every
+count. Invariant in strict mode: row i of the result depends on row i of the input alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +20,8 @@ from specd.model.blocks import BLOCK, FourBit
 
 FP32_MULTIPLE = 4
 BF16_MINIMUM = 2
-INT4_ROW_MULTIPLE = 16  # torch's packed int4 layout takes whole tiles of output rows
+INT4_ROW_MULTIPLE = 16  # torch's packed int4 layout takes no other number of output rows
+INT4_TILE = 64  # rows that the layout interleaves, at most: 64 with AVX-512, 32 with AVX2
 
 
 class Linear(Protocol):
@@ -74,17 +77,27 @@ class Bf16Linear:
 class Int4Linear:
     """4-bit weights in groups of 32 with their own scale and minimum, bf16 activations.
 
-    The quants are the file's own. Scale and minimum are rounded from fp16 to bf16, the only format
-    that torch's kernel takes.
+    The quants are the file's own. Scale and zero point are rounded to bf16, the only format that
+    torch's kernel takes.
     """
 
     format = "int4"
 
-    def __init__(self, blocks: FourBit) -> None:
-        quants = torch.from_numpy(blocks.quants).to(torch.int32)
-        self._packed = torch._convert_weight_to_int4pack_for_cpu(quants, 1)
-        self._scale_and_zero = _scale_and_zero(blocks)
+    def __init__(self, shape: tuple[int, int], chunks: Iterable[FourBit]) -> None:
+        """chunks: the rows in order; all but the last are whole tiles of `INT4_TILE` rows."""
+        num_rows, columns = shape
+        self._packed = torch.empty(num_rows, columns // 2, dtype=torch.uint8)
+        self._scale_and_zero = torch.empty(columns // BLOCK, num_rows, 2, dtype=torch.bfloat16)
         self.bytes = self._packed.nbytes + self._scale_and_zero.nbytes
+        start = 0
+        for blocks in chunks:
+            assert start % INT4_TILE == 0
+            rows = slice(start, start + len(blocks.quants))
+            quants = torch.from_numpy(blocks.quants.astype(np.int32))
+            self._packed[rows] = torch._convert_weight_to_int4pack_for_cpu(quants, 1)
+            self._scale_and_zero[:, rows] = _scale_and_zero(blocks)
+            start = rows.stop
+        assert start == num_rows
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch._weight_int4pack_mm_for_cpu(x, self._packed, BLOCK, self._scale_and_zero)
@@ -95,7 +108,7 @@ def _scale_and_zero(blocks: FourBit) -> Tensor:
     scale, minimum = torch.from_numpy(blocks.scale), torch.from_numpy(blocks.minimum)
     # torch computes (quant - 8) * scale + zero.
     zero = minimum + 8 * scale
-    return torch.stack([scale.t(), zero.t()], -1).bfloat16().contiguous()
+    return torch.stack([scale.t(), zero.t()], -1).bfloat16()
 
 
 def int4_weight(blocks: FourBit) -> Tensor:
@@ -106,27 +119,13 @@ def int4_weight(blocks: FourBit) -> Tensor:
     return weight.view(blocks.quants.shape)
 
 
-class Int8Linear:
-    """8-bit weights with one scale per output row, bf16 activations."""
+class SplitLinear:
+    """Layers side by side: each part's rows in their own format, results in the parts' order."""
 
-    format = "int8"
-
-    def __init__(self, quants: Tensor, scale: Tensor) -> None:
-        self._quants = quants  # [out, in] int8
-        self._scale = scale.bfloat16()  # [out]
-        self.bytes = quants.nbytes + self._scale.nbytes
-
-    @classmethod
-    def from_weight(cls, weight: Tensor) -> Int8Linear:
-        """Quantise fp32 rows symmetrically; a row's largest weight becomes 127."""
-        # The scale is rounded first, so that the quants make up for its rounding.
-        scale = (weight.abs().amax(1) / 127).clamp_min(1e-12).bfloat16()
-        quants = (weight / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-        return cls(quants, scale)
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.parts = tuple(parts)
+        self.bytes = sum(part.bytes for part in parts)
+        self.format = "+".join(dict.fromkeys(part.format for part in parts))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch._weight_int8pack_mm(x, self._quants, self._scale)
-
-    def weight(self) -> Tensor:
-        """[out, in], fp32."""
-        return self._quants.float() * self._scale.float()[:, None]
+        return torch.cat([part(x) for part in self.parts], -1)

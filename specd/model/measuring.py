@@ -9,29 +9,25 @@ Invariant: bytes in memory add up to what the daemon holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specd.model.arch import ModelConfig
-from specd.model.blocks import dequantise, four_bit
+from specd.model.blocks import Order, chunks, four_bit, numbers, rows_of
+from specd.model.embedding import Embedding
 from specd.model.formats import WeightFormat
-from specd.model.gguf_file import GGUFFile, TensorInfo
-from specd.model.linear import (
-    Bf16Linear,
-    Fp32Linear,
-    Int4Linear,
-    Int8Linear,
-    Linear,
-    int4_weight,
-)
-from specd.model.weights import Loader
+from specd.model.gguf_file import TensorInfo
+from specd.model.linear import Bf16Linear, Fp32Linear, Int4Linear, Linear, int4_weight
+from specd.model.loader import Loader, Part
+from specd.model.source import ModelSource
 
-# Differences are summed in fp64, so many elements at a time.
-_ERROR_CHUNK = 1 << 22
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+_HEADS = ("output.weight", "token_embd.weight")  # tensors that are a linear layer as heads only
+Values = Callable[[slice], Tensor]  # rows of a tensor to what they are in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +58,9 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """One use of one tensor. use: embedding, norm, layer or head.
+    """One use of one tensor. use: embedding, norm, bias, vector, layer or head.
 
+    format: fp32, bf16, int4, or a block type where blocks are kept and read as they are.
     is_second: the file's bytes are those of another use; a tied head is the embedding once more.
     """
 
@@ -89,105 +86,84 @@ class _Measured:
 class MeasuringLoader(Loader):
     """`conversions`: every use of every tensor, in the order of loading."""
 
-    def __init__(
-        self, file: GGUFFile, config: ModelConfig, weights: WeightFormat, *, strict: bool
-    ) -> None:
-        super().__init__(file, config, weights, strict=strict)
+    def __init__(self, source: ModelSource, config: ModelConfig, weights: WeightFormat) -> None:
+        super().__init__(source, config, weights, strict=True)  # which changes no weight
         self.conversions: list[Conversion] = []
-        self._use = "layer"
-        self._embedding: Tensor | None = None
 
-    def embedding(self) -> tuple[Tensor, TensorInfo]:
-        self._embedding, info = super().embedding()
-        self._keep(info, "embedding", self._embedding, dequantise(info))
-        return self._embedding, info
+    def embedding(self) -> tuple[Embedding, TensorInfo]:
+        made, held = super().embedding()
+        tensor = self.source.tensors[held.name]
+        found = _deviation(tensor, None, lambda rows: made(torch.arange(rows.start, rows.stop)))
+        self._keep(tensor, "embedding", made.format, made.bytes, found)
+        return made, held
 
-    def norm(self, name: str) -> Tensor:
-        vector = super().norm(name)
-        info = self._file.tensors[name]
-        self._keep(info, "norm", vector, dequantise(info))
+    def norm(self, name: str, size: int) -> Tensor:
+        norm = super().norm(name, size)
+        self._keep_vector(name, "norm", norm, self.norm_values(name, size))
+        return norm
+
+    def bias(self, name: str, size: int) -> Tensor:
+        exact = super().vector(name, size)
+        bias = exact.to(self.dtype)
+        self._keep_vector(name, "bias", bias, exact)
+        return bias
+
+    def vector(self, name: str, size: int) -> Tensor:
+        vector = super().vector(name, size)
+        self._keep_vector(name, "vector", vector, vector)
         return vector
 
-    def linear(
-        self, tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None] | None = None
-    ) -> Linear:
-        made = super().linear(tensors, orders)
-        return self._measured(made, tensors, orders or [None] * len(tensors))
+    def head(self, embedding: Embedding, held: TensorInfo) -> Linear:
+        made = super().head(embedding, held)
+        if not isinstance(made, _Measured):  # the embedding's own memory
+            (known,) = (one for one in self.conversions if one.use == "embedding")
+            self._keep(known.tensor, "head", known.format, 0, known.deviation)
+        return made
 
-    def head(self, embedding: Tensor, embedding_info: TensorInfo) -> Linear:
-        self._use = "head"
-        made = super().head(embedding, embedding_info)
-        if isinstance(made, _Measured):
-            return made
-        info = self._file.tensors.get("output.weight", embedding_info)
-        return self._measured(made, [info], [None])
-
-    def _measured(
-        self, made: Linear, tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]
-    ) -> Linear:
-        """Compare a layer with the tensors that are stacked in it."""
-        num_rows = sum(tensor.shape[0] for tensor in tensors)
+    def _layer(self, stack: Sequence[Part]) -> Linear:
+        made = super()._layer(stack)
+        num_rows = sum(held.shape[0] for held, _ in stack)
         start = 0
-        for tensor, order in zip(tensors, orders, strict=True):
-            end = start + tensor.shape[0]
-            values, original = _values(made, tensor, slice(start, end)), dequantise(tensor)
-            if order is not None and not isinstance(made, Int4Linear):
-                original = original[order]
-            num_bytes = made.bytes * tensor.shape[0] // num_rows
-            self._keep(tensor, self._use, values, original, made.format, num_bytes)
-            start = end
+        for held, order in stack:
+            tensor = self.source.tensors[held.name]
+            found = _deviation(tensor, order, self._values(made, held, order, start))
+            use = "head" if held.name in _HEADS else "layer"
+            num_bytes = made.bytes * held.shape[0] // num_rows
+            self._keep(tensor, use, made.format, num_bytes, found)
+            start += held.shape[0]
         return _Measured(made)
 
+    def _values(self, made: Linear, held: TensorInfo, order: Order, start: int) -> Values:
+        """What the layer multiplies by, for rows of one tensor that begin at row `start` of it."""
+        if isinstance(made, Int4Linear):
+            raw = rows_of(held) if order is None else rows_of(held)[order]
+            return lambda rows: int4_weight(four_bit(raw[rows], held.type_name))
+        assert isinstance(made, Fp32Linear | Bf16Linear)
+        weight = made.weight()
+        return lambda rows: weight[start + rows.start : start + rows.stop]
+
+    def _keep_vector(self, name: str, use: str, made: Tensor, exact: Tensor) -> None:
+        found = _difference(made, exact)
+        self._keep(self.source.tensors[name], use, _DTYPE_NAMES[made.dtype], made.nbytes, found)
+
     def _keep(
-        self,
-        tensor: TensorInfo,
-        use: str,
-        values: Tensor,
-        original: Tensor,
-        format: str = "",
-        num_bytes: int | None = None,
+        self, tensor: TensorInfo, use: str, format: str, num_bytes: int, found: Deviation
     ) -> None:
-        is_embedding = (
-            self._embedding is not None and values.data_ptr() == self._embedding.data_ptr()
-        )
-        self.conversions.append(
-            Conversion(
-                tensor=tensor,
-                use=use,
-                format=format or _DTYPE_NAMES[values.dtype],
-                # A head that is the embedding itself takes no memory of its own.
-                memory_bytes=0
-                if is_embedding and use == "head"
-                else values.nbytes
-                if num_bytes is None
-                else num_bytes,
-                deviation=_deviation(values, original),
-                is_second=any(known.tensor is tensor for known in self.conversions),
-            )
-        )
+        is_second = any(known.tensor is tensor for known in self.conversions)
+        self.conversions.append(Conversion(tensor, use, format, num_bytes, found, is_second))
 
 
-def _values(made: Linear, tensor: TensorInfo, rows: slice) -> Tensor:
-    """What the layer multiplies by, for the rows of one tensor; int4 in the file's own order."""
-    if isinstance(made, Int4Linear):
-        blocks = four_bit(tensor)
-        assert blocks is not None
-        return int4_weight(blocks)
-    assert isinstance(made, Fp32Linear | Bf16Linear | Int8Linear)
-    return made.weight()[rows]
-
-
-def _deviation(values: Tensor, original: Tensor) -> Deviation:
+def _deviation(tensor: TensorInfo, order: Order, values: Values) -> Deviation:
+    """How far `values` are from the tensor's rows in `order`."""
     total = Deviation()
-    pairs = zip(
-        torch.split(values.reshape(-1), _ERROR_CHUNK),
-        torch.split(original.reshape(-1), _ERROR_CHUNK),
-        strict=True,
-    )
-    for ours, theirs in pairs:
-        exact = theirs.double()
-        error = ours.double() - exact
-        total += Deviation(
-            float(error.square().sum()), float(exact.square().sum()), float(error.abs().max())
-        )
+    for rows, raw in chunks(tensor, order):
+        total += _difference(values(rows), torch.from_numpy(numbers(raw, tensor.type_name)))
     return total
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> Deviation:
+    exact = theirs.double()
+    error = ours.double() - exact
+    return Deviation(
+        float(error.square().sum()), float(exact.square().sum()), float(error.abs().max())
+    )

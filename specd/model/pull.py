@@ -53,8 +53,9 @@ Report = Callable[[PullProgress], None]
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """A file that is here. source: cache if it was here before. num_resumed: bytes of it that an
-    earlier pull had left. sha256: None where the hub tells none, so that only the size was checked.
-    origin: the source and what was asked of it, for people; empty for the cache.
+    earlier pull had left. sha256: None where the hub tells none, and of a folder.
+    origin: the source and what was asked of it, for people; empty for the cache. checked: what of
+    it was compared, for people.
     """
 
     path: Path
@@ -63,6 +64,7 @@ class Pulled:
     source: Literal["cache", "index", "hub"]
     num_resumed: int = 0
     origin: str = ""
+    checked: str = "sha256"
 
 
 def pull(
@@ -78,11 +80,13 @@ def pull(
     Raises: PullFailed in one sentence.
     """
     target = _target(name, catalog)
-    tracker = _Tracker(report)
+    tracker = Tracker(report)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _only_one(target.with_suffix(".lock"), tracker):
-            pulled = _pull(_plan(name, source, catalog), target, tracker)
+        with only_one(target.with_suffix(".lock"), tracker):
+            plan = _plan(name, source, catalog)
+            tracker.total = plan.expected.num_bytes
+            pulled = fetch_file(plan, target, tracker)
     except PullFailed as error:
         raise PullFailed(f"{error}{_kept(target)}") from error
     except OSError as error:
@@ -128,16 +132,19 @@ def _target(name: str, catalog: Mapping[str, CatalogModel]) -> Path:
     return cached_path(name)
 
 
-class _Tracker:
-    """Passes progress on, never backwards. `total`: bytes, 0 while nobody knows."""
+class Tracker:
+    """Passes progress on, never backwards. `total`: bytes, 0 while nobody knows; `num_before`: of
+    files that are done with.
+    """
 
     def __init__(self, report: Report | None) -> None:
         self._report = report
         self._num_done = 0
         self.total = 0
+        self.num_before = 0
 
     def tell(self, stage: Stage, num_done: int, note: str = "") -> None:
-        self._num_done = max(self._num_done, min(num_done, self.total))
+        self._num_done = max(self._num_done, min(self.num_before + num_done, self.total))
         if self._report is not None:
             self._report(PullProgress(stage, self._num_done, self.total, note))
 
@@ -149,7 +156,7 @@ class _Tracker:
 
 
 @contextmanager
-def _only_one(lock: Path, tracker: _Tracker) -> Iterator[None]:
+def only_one(lock: Path, tracker: Tracker) -> Iterator[None]:
     """Hold `lock`; it goes with the process, so a killed pull blocks nobody."""
     with lock.open("w") as file:
         try:
@@ -161,7 +168,7 @@ def _only_one(lock: Path, tracker: _Tracker) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What to fetch, and the sources that may be asked.
 
     facts: of a file that has no other name than the hub's.
@@ -172,17 +179,20 @@ class _Plan:
     hub: HubFile | None
     facts: HubFacts | None = None
 
+    @staticmethod
+    def of_hub_file(facts: HubFacts) -> Plan:
+        """For a file that the hub alone has."""
+        expected = Expected(str(facts.file), facts.num_bytes, facts.etag, facts.sha256)
+        return Plan(expected, (), facts.file, facts)
 
-def _plan(name: str, source: Source, catalog: Mapping[str, CatalogModel]) -> _Plan:
+
+def _plan(name: str, source: Source, catalog: Mapping[str, CatalogModel]) -> Plan:
     if name.startswith(HUB_PREFIX):
         if source == "index":
             raise PullFailed(f"{name} is a file of the hub; no package index has it")
-        facts = look_up(HubFile.parse(name))
-        return _Plan(
-            Expected(name, facts.num_bytes, facts.etag, facts.sha256), (), facts.file, facts
-        )
+        return Plan.of_hub_file(look_up(HubFile.parse(name)))
     model = catalog[name]
-    plan = _Plan(
+    plan = Plan(
         Expected(name, model.num_bytes, model.sha256, model.sha256),
         () if source == "hub" else model.parts,
         None if source == "index" else model.hub,
@@ -192,23 +202,24 @@ def _plan(name: str, source: Source, catalog: Mapping[str, CatalogModel]) -> _Pl
     return plan
 
 
-def _pull(plan: _Plan, target: Path, tracker: _Tracker) -> Pulled:
+def fetch_file(plan: Plan, target: Path, tracker: Tracker) -> Pulled:
+    """Fetch and verify one file unless it is here. Raises: PullFailed; OSError of the disk."""
     expected = plan.expected
-    tracker.total = expected.num_bytes
-    if _is_intact(target, expected):
-        return Pulled(target, expected.num_bytes, expected.sha256, "cache")
+    checked = "sha256" if expected.sha256 else "size, the hub tells no sha256,"
+    if is_intact(target, expected):
+        return Pulled(target, expected.num_bytes, expected.sha256, "cache", checked=checked)
     with Partial(partial_path(target), expected) as partial:
         num_resumed = partial.num_bytes
         if num_resumed:
             tracker.tell("fetching", num_resumed, f"going on from {num_resumed:,} bytes")
         source = _fetch(plan, partial, tracker)
         partial.finish(target)
-    return Pulled(
-        target, expected.num_bytes, expected.sha256, source, num_resumed, _origin(plan, source)
-    )
+    origin = _origin(plan, source)
+    return Pulled(target, expected.num_bytes, expected.sha256, source, num_resumed, origin, checked)
 
 
-def _is_intact(path: Path, expected: Expected) -> bool:
+def is_intact(path: Path, expected: Expected) -> bool:
+    """Whether the file is there and what it should be."""
     if not path.is_file() or path.stat().st_size != expected.num_bytes:
         return False
     if expected.sha256 is None:
@@ -217,7 +228,7 @@ def _is_intact(path: Path, expected: Expected) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
 
 
-def _fetch(plan: _Plan, partial: Partial, tracker: _Tracker) -> _Place:
+def _fetch(plan: Plan, partial: Partial, tracker: Tracker) -> _Place:
     """Ask the sources in order until one has completed the file; return which."""
     problems: dict[_Place, str] = {}
     for source in _order(plan, partial):
@@ -236,7 +247,7 @@ def _fetch(plan: _Plan, partial: Partial, tracker: _Tracker) -> _Place:
     raise PullFailed(f"no source has given {plan.expected.name}; {told}")
 
 
-def _origin(plan: _Plan, source: _Place) -> str:
+def _origin(plan: Plan, source: _Place) -> str:
     """A source and what is asked of it."""
     if source == "hub":
         return f"{_PLACES[source]}: {plan.hub}"
@@ -249,14 +260,14 @@ def _last(problems: dict[_Place, str]) -> str:
     return list(problems.values())[-1]
 
 
-def _order(plan: _Plan, partial: Partial) -> list[_Place]:
+def _order(plan: Plan, partial: Partial) -> list[_Place]:
     known: dict[_Place, bool] = {"index": bool(plan.parts), "hub": plan.hub is not None}
     order = [place for place, is_known in known.items() if is_known]
     only_the_hub_goes_on = partial.num_bytes > partial.num_part_bytes
     return order[::-1] if only_the_hub_goes_on else order
 
 
-def _complete(plan: _Plan, source: _Place, partial: Partial, tracker: _Tracker) -> None:
+def _complete(plan: Plan, source: _Place, partial: Partial, tracker: Tracker) -> None:
     """Let one source fill `partial`. Raises: PullFailed, and then nothing wrong is left in it."""
     for is_second in (False, True):
         went_on = partial.num_bytes > 0
@@ -275,7 +286,7 @@ def _complete(plan: _Plan, source: _Place, partial: Partial, tracker: _Tracker) 
             return
 
 
-def _from_index(plan: _Plan, partial: Partial, tracker: _Tracker) -> None:
+def _from_index(plan: Plan, partial: Partial, tracker: Tracker) -> None:
     num_missing = plan.expected.num_bytes - partial.num_part_bytes
     _check_space(
         plan,
@@ -285,7 +296,7 @@ def _from_index(plan: _Plan, partial: Partial, tracker: _Tracker) -> None:
     wheels.fetch_parts(plan.parts, partial, tracker.fetched)
 
 
-def _from_hub(plan: _Plan, partial: Partial, tracker: _Tracker) -> None:
+def _from_hub(plan: Plan, partial: Partial, tracker: Tracker) -> None:
     expected = plan.expected
     _check_space(plan, partial, expected.num_bytes - partial.num_bytes)
     assert plan.hub is not None
@@ -297,7 +308,7 @@ def _from_hub(plan: _Plan, partial: Partial, tracker: _Tracker) -> None:
     download(facts, partial, tracker.fetched)
 
 
-def _check_space(plan: _Plan, partial: Partial, num_needed: int) -> None:
+def _check_space(plan: Plan, partial: Partial, num_needed: int) -> None:
     folder = partial.path.parent
     free = shutil.disk_usage(folder).free
     if free < num_needed:

@@ -1,57 +1,74 @@
-"""Turns the tensors of a GGUF file into layers in the weight format that the operator chose.
+"""The weights of a decoder, read tensor by tensor from a model on disk.
 
-Knows which tensors a decoder needs and which format each gets; the bytes are `blocks.py`, the
-kernels `linear.py`. Invariant: a tensor's format depends on the tensor and on the chosen weights
-alone, never on how many positions a step has.
+Knows which tensors a family has and what becomes of them: order of rows, biases, norms. The format
+of each linear layer is `loader.py`'s choice. Invariant: the fields hold all that a step needs, as
+plain data, and every tensor of the model is in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specd.errors import ModelFileError
 from specd.model.arch import ModelConfig
-from specd.model.blocks import BLOCK, FourBit, dequantise, four_bit
+from specd.model.blocks import BLOCK
+from specd.model.embedding import Embedding
 from specd.model.formats import WeightFormat
-from specd.model.gguf_file import GGUFFile, TensorInfo
-from specd.model.linear import (
-    INT4_ROW_MULTIPLE,
-    Bf16Linear,
-    Fp32Linear,
-    Int4Linear,
-    Int8Linear,
-    Linear,
-)
+from specd.model.gguf_file import TensorInfo
+from specd.model.linear import Linear
+from specd.model.loader import Loader
+from specd.model.rotary import rope_frequencies
+from specd.model.source import ModelSource
 
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder block. Norms are [hidden] in the activation type."""
+    """One decoder block. Vectors are in the activation type; None where the model has none.
+
+    Norms are [hidden], those of single heads (q_norm, k_norm) [head_dim]. qkv_bias is in the order
+    of the rows of `qkv`: queries, keys, values, rotary pairs as halves.
+    """
 
     attn_norm: Tensor
     qkv: Linear
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
     attn_output: Linear
+    attn_output_bias: Tensor | None
+    post_attn_norm: Tensor | None
     ffn_norm: Tensor
     gate_up: Linear
     ffn_down: Linear
+    post_ffn_norm: Tensor | None
+
+    def vectors(self) -> list[Tensor]:
+        """Every norm and bias."""
+        values = (getattr(self, name) for name in self.__slots__)
+        return [value for value in values if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All of a decoder. embedding: [vocab, hidden] in the activation type."""
+    """All of a decoder.
 
-    embedding: Tensor
+    embedding: token ids to vectors in the activation type. rope_frequencies: radians per position,
+    fp64 [ropes, head_dim / 2], of the config's `ropes`.
+    """
+
+    embedding: Embedding
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: Linear
-    dtype: torch.dtype  # of activations and KV
+    rope_frequencies: Tensor
+    dtype: torch.dtype  # of activations
+    kv_dtype: torch.dtype
 
     def linears(self) -> list[Linear]:
         """Every linear layer, the head last."""
@@ -63,93 +80,6 @@ class ModelWeights:
         return [*inner, self.head]
 
 
-class Loader:
-    """Builds layers from one file in one format. dtype: of activations and KV."""
-
-    def __init__(
-        self, file: GGUFFile, config: ModelConfig, weights: WeightFormat, *, strict: bool
-    ) -> None:
-        self._file = file
-        self._config = config
-        self._weights = weights
-        self._strict = strict
-        self._used: set[str] = set()
-        self.dtype = torch.float32 if weights == "fp32" else torch.bfloat16
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """Look a tensor up and check its shape."""
-        tensor = self._file.tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"the model file has no tensor {name}")
-        if tensor.shape != shape:
-            raise ModelFileError(f"tensor {name} is {tensor.shape} and should be {shape}")
-        self._used.add(name)
-        return tensor
-
-    def refuse_unused(self) -> None:
-        """A tensor that nobody read (a bias, rotary factors) would change the model's output."""
-        if unused := sorted(self._file.tensors.keys() - self._used):
-            raise ModelFileError(
-                f"the model file has tensors this version does not use: {', '.join(unused[:5])}"
-            )
-
-    def embedding(self) -> tuple[Tensor, TensorInfo]:
-        """The embedding in the activation type, and the tensor it comes from."""
-        shape = (self._config.vocab_size, self._config.hidden_size)
-        info = self.tensor("token_embd.weight", shape)
-        return dequantise(info).to(self.dtype), info
-
-    def norm(self, name: str) -> Tensor:
-        return dequantise(self.tensor(name, (self._config.hidden_size,))).to(self.dtype)
-
-    def linear(
-        self, tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None] | None = None
-    ) -> Linear:
-        """Stack tensors along their rows into one layer; `orders` rearranges rows of a part."""
-        orders = orders or [None] * len(tensors)
-        if self._weights == "int4":
-            packed = [four_bit(tensor) for tensor in tensors]
-            blocks = [part for part in packed if part is not None]
-            if len(blocks) == len(tensors):
-                joined = _stack_blocks(blocks, orders)
-                if joined.quants.shape[0] % INT4_ROW_MULTIPLE == 0:
-                    return Int4Linear(joined)
-        return self._from_fp32(_stack(tensors, orders))
-
-    def _from_fp32(self, weight: Tensor) -> Linear:
-        if self._weights == "fp32":
-            return Fp32Linear(weight, strict=self._strict)
-        return Bf16Linear(weight.bfloat16(), strict=self._strict)
-
-    def head(self, embedding: Tensor, embedding_info: TensorInfo) -> Linear:
-        """The output projection: its own tensor, or the embedding where the two are tied."""
-        shape = (self._config.vocab_size, self._config.hidden_size)
-        tied = "output.weight" not in self._file.tensors
-        info = embedding_info if tied else self.tensor("output.weight", shape)
-        if self._weights == "int4":
-            # bf16 would take 1.8 ms of a step of 8 at 49,152 x 576, 8 bits take 0.7.
-            eight_bit = info.type_name == "Q8_0"
-            return Int8Linear.from_weight(dequantise(info)) if eight_bit else self.linear([info])
-        return self._from_fp32(embedding if tied else dequantise(info))
-
-
-def _stack(tensors: Sequence[TensorInfo], orders: Sequence[Tensor | None]) -> Tensor:
-    parts = [
-        dequantise(tensor) if order is None else dequantise(tensor)[order]
-        for tensor, order in zip(tensors, orders, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _stack_blocks(parts: Sequence[FourBit], orders: Sequence[Tensor | None]) -> FourBit:
-    ordered = []
-    for part, order in zip(parts, orders, strict=True):
-        rows = slice(None) if order is None else order.numpy()
-        ordered.append((part.quants[rows], part.scale[rows], part.minimum[rows]))
-    quants, scale, minimum = (np.concatenate(arrays) for arrays in zip(*ordered, strict=True))
-    return FourBit(quants, scale, minimum)
-
-
 def half_split_order(num_heads: int, head_dim: int) -> Tensor:
     """Row order that turns neighbouring rotary pairs (2i, 2i+1) into halves (i, i + dim/2)."""
     rows = torch.arange(num_heads * head_dim)
@@ -157,7 +87,7 @@ def half_split_order(num_heads: int, head_dim: int) -> Tensor:
 
 
 def load_weights(
-    file: GGUFFile,
+    source: ModelSource,
     config: ModelConfig,
     weights: WeightFormat,
     *,
@@ -169,7 +99,7 @@ def load_weights(
     Raises:
         ModelFileError: a tensor is missing, unknown, of the wrong shape or of an unsupported type.
     """
-    return read_weights(Loader(file, config, weights, strict=strict), config, progress)
+    return read_weights(Loader(source, config, weights, strict=strict), config, progress)
 
 
 def read_weights(loader: Loader, config: ModelConfig, progress: Progress) -> ModelWeights:
@@ -183,44 +113,97 @@ def read_weights(loader: Loader, config: ModelConfig, progress: Progress) -> Mod
     weights_read = ModelWeights(
         embedding=embedding,
         layers=tuple(layers),
-        final_norm=loader.norm("output_norm.weight"),
+        final_norm=loader.norm("output_norm.weight", config.hidden_size),
         head=loader.head(embedding, info),
+        rope_frequencies=_rope_frequencies(loader, config),
         dtype=loader.dtype,
+        kv_dtype=loader.kv_dtype,
     )
     loader.refuse_unused()
     return weights_read
 
 
 def _layer(loader: Loader, config: ModelConfig, index: int) -> LayerWeights:
-    hidden, ffn = config.hidden_size, config.ffn_size
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, ffn, query = config.hidden_size, config.ffn_size, config.query_width
+    kv, family = config.kv_width // 2, config.family
 
-    def tensor(name: str, *shape: int) -> TensorInfo:
-        return loader.tensor(f"blk.{index}.{name}.weight", shape)
+    def name(part: str) -> str:
+        return f"blk.{index}.{part}"
 
-    def rotary_order(num_heads: int) -> Tensor | None:
-        if not config.family.interleaved_rope:
-            return None
-        return half_split_order(num_heads, config.head_dim)
+    def tensor(part: str, *shape: int) -> TensorInfo:
+        return loader.tensor(name(f"{part}.weight"), shape)
+
+    def norm(part: str, size: int = hidden) -> Tensor:
+        return loader.norm(name(f"{part}.weight"), size)
 
     return LayerWeights(
-        attn_norm=loader.norm(f"blk.{index}.attn_norm.weight"),
+        attn_norm=norm("attn_norm"),
         qkv=loader.linear(
             [
                 tensor("attn_q", query, hidden),
                 tensor("attn_k", kv, hidden),
                 tensor("attn_v", kv, hidden),
             ],
-            [rotary_order(config.num_heads), rotary_order(config.num_kv_heads), None],
+            _row_orders(loader, config),
         ),
+        qkv_bias=_qkv_bias(loader, config, name),
+        q_norm=norm("attn_q_norm", config.head_dim) if family.head_norms else None,
+        k_norm=norm("attn_k_norm", config.head_dim) if family.head_norms else None,
         attn_output=loader.linear([tensor("attn_output", hidden, query)]),
-        ffn_norm=loader.norm(f"blk.{index}.ffn_norm.weight"),
+        attn_output_bias=_output_bias(loader, name("attn_output.bias"), hidden),
+        post_attn_norm=norm("post_attention_norm") if family.post_norms else None,
+        ffn_norm=norm("ffn_norm"),
         gate_up=loader.linear([tensor("ffn_gate", ffn, hidden), tensor("ffn_up", ffn, hidden)]),
         ffn_down=loader.linear([tensor("ffn_down", hidden, ffn)]),
+        post_ffn_norm=norm("post_ffw_norm") if family.post_norms else None,
     )
 
 
+def _row_orders(loader: Loader, config: ModelConfig) -> list[Tensor | None]:
+    """How rows of queries, keys and values move, so that rotary pairs are halves of a head."""
+    if not (loader.source.interleaved_rope and config.family.interleaved_rope):
+        return [None, None, None]
+    return [
+        half_split_order(config.num_heads, config.head_dim),
+        half_split_order(config.num_kv_heads, config.head_dim),
+        None,
+    ]
+
+
+def _qkv_bias(loader: Loader, config: ModelConfig, name: Callable[[str], str]) -> Tensor | None:
+    sizes = {"q": config.query_width, "k": config.kv_width // 2, "v": config.kv_width // 2}
+    parts = {name(f"attn_{part}.bias"): size for part, size in sizes.items()}
+    if not (config.family.qkv_bias or any(map(loader.has, parts))):
+        return None
+    vectors = [loader.bias(part, size) for part, size in parts.items()]
+    orders = _row_orders(loader, config)
+    return torch.cat([
+        vector if order is None else vector[order]
+        for vector, order in zip(vectors, orders, strict=True)
+    ])
+
+
+def _output_bias(loader: Loader, name: str, size: int) -> Tensor | None:
+    return loader.bias(name, size) if loader.has(name) else None
+
+
+def _rope_frequencies(loader: Loader, config: ModelConfig) -> Tensor:
+    name, divisors = "rope_freqs.weight", None
+    # Beside scaling in the metadata the tensor stays unused, and is refused for that.
+    scaled = any(rope.divisors for rope in config.ropes)
+    if config.family.rope_factors and not scaled and loader.has(name):
+        divisors = loader.vector(name, config.head_dim // 2)
+        if not bool((divisors.isfinite() & (divisors > 0)).all()):
+            raise ModelFileError(f"tensor {name} should hold positive numbers and does not")
+    return rope_frequencies(config.ropes, config.head_dim, divisors)
+
+
 def _refuse_unknown_widths(config: ModelConfig) -> None:
-    for name, size in (("embedding_length", config.hidden_size), ("ffn", config.ffn_size)):
+    sizes = {
+        "embedding_length": config.hidden_size,
+        "ffn": config.ffn_size,
+        "the width of all heads": config.query_width,
+    }
+    for name, size in sizes.items():
         if size % BLOCK:
             raise ModelFileError(f"{name} is {size}; only multiples of {BLOCK} are supported")

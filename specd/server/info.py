@@ -82,6 +82,9 @@ def server_info(rooms: Rooms) -> pb.ServerInfo:
         counters=_counters(rooms.engine),
         bucket_waste=_waste(rooms.engine),
         drafter_stats=drafter_stats(rooms.engine),
+        kernels=booted.runner.kernels,
+        weight_bytes=booted.runner.weight_bytes,
+        kv_bytes_per_position=booted.runner.kv_bytes_per_position,
     )
 
 

@@ -1,4 +1,4 @@
-"""Renders a conversation into prompt text with the chat template of the model file.
+"""Renders a conversation into prompt text with the chat template of the model.
 
 Knows Jinja as chat templates use it. A template is foreign code: it runs sandboxed, and its
 loops, macro calls, repetitions and output are counted against limits, so that an endless one
@@ -23,8 +23,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specd.errors import InvalidField
+from specd.text.folder import Folder
 from specd.text.prompt import ChatMessage
-from specd.text.tokenizer import Tokenizer
+from specd.text.tokenizer import Source, Tokenizer
 
 FIELD = "input.chat"
 # Templates of known models have up to 15,000 characters.
@@ -40,11 +41,15 @@ _ROUND = "_count_round"
 class ChatTemplate:
     """The compiled template of one model. A broken or missing one fails only chat requests."""
 
-    def __init__(self, source: str | None, *, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(
+        self, source: str | None, *, bos_token: str = "", eos_token: str = "", problem: str = ""
+    ) -> None:
+        """`problem`: why there is no `source`, where there is more to say than that."""
         self._special = {"bos_token": bos_token, "eos_token": eos_token}
         self._problem = ""
         if source is None:
-            self._problem = "the model file has no chat template; send text or tokens instead"
+            problem = problem or "the model file has no chat template"
+            self._problem = f"{problem}; send text or tokens instead"
             return
         try:
             self._template = _ENVIRONMENT.from_string(_counted(source))
@@ -54,12 +59,29 @@ class ChatTemplate:
             self._problem = f"the model's chat template is not usable: {error}"
 
     @staticmethod
+    def from_source(source: Source, tokenizer: Tokenizer) -> ChatTemplate:
+        """The template of an opened model, whose special texts are those of `tokenizer`.
+
+        Raises: ModelFileError where a folder has a file that cannot be read.
+        """
+        if source.path.is_dir():
+            return ChatTemplate._of(*Folder(source.path).chat_template(), tokenizer)
+        return ChatTemplate.from_gguf(source.metadata, tokenizer)
+
+    @staticmethod
     def from_gguf(metadata: Mapping[str, object], tokenizer: Tokenizer) -> ChatTemplate:
-        source = metadata.get("tokenizer.chat_template")
+        found = metadata.get("tokenizer.chat_template")
+        if found is None or isinstance(found, str):
+            return ChatTemplate._of(found, "", tokenizer)
+        return ChatTemplate._of(None, "the model file's chat template is no text", tokenizer)
+
+    @staticmethod
+    def _of(source: str | None, problem: str, tokenizer: Tokenizer) -> ChatTemplate:
         return ChatTemplate(
-            source if isinstance(source, str) else None,
+            source,
             bos_token=tokenizer.token_text(tokenizer.bos_id),
             eos_token=tokenizer.token_text(tokenizer.eos_id),
+            problem=problem,
         )
 
     @property

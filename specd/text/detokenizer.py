@@ -3,8 +3,9 @@
 Knows token bytes and UTF-8; nothing of stop strings or requests. It begins empty: what stood in
 the prompt never completes, or corrupts, the first character of an answer.
 
-Invariant: the pieces joined, `flush` last, are exactly `Tokenizer.decode` of the ids, however the
-ids were grouped; no piece holds half a character, and each is sound Unicode.
+Invariant: the pieces joined, `flush` last, are the joined `token_bytes` of the ids as text, however
+the ids were grouped; no piece holds half a character, and each is sound Unicode. A space that the
+first token begins with stays: an answer continues a text.
 """
 
 from __future__ import annotations

@@ -1,121 +1,84 @@
-"""Turns text into token ids and token ids into bytes, with the vocabulary of a model file.
+"""Turns text into token ids and token ids into bytes, whatever kind of tokenizer a model has.
 
-Knows byte-level BPE with the pre-tokenizers in `_RECIPES`; nothing of requests or streams.
+Knows what the rest of the daemon asks of a tokenizer; the kinds are modules of their own
+(`byte_level.py`, `sentence_piece.py`, `hugging_face.py`), and nobody outside can tell them apart.
 Text of special tokens such as `<|im_end|>` becomes their single id where the caller says
 `parse_special`: chat templates need it, and users of completion APIs expect it of a text prompt.
 USER_DEFINED tokens are single ids in either case.
 
-Invariant: nothing is lost either way. Joined `token_bytes` are the exact text, and a text that
-the vocabulary cannot express is an error (the default model has no token for U+0004, say).
+Some kinds encode a text as if a space stood before it. `decode` reads ids as a whole text and
+leaves that space out. The answer to a prompt is no whole text but its continuation: its bytes,
+`token_bytes` joined, keep the space, as "The cat" goes on with " sat".
+
+Invariant: nothing is lost either way. `decode` gives the text that was encoded, and a text that the
+vocabulary cannot express is an error (the default model has no token for U+0004, say). What a
+model's own files do to a text before they split it is done: a normalizer composes characters, `▁`
+in a text is a space to those that write spaces so.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
+from typing import Protocol
 
-from tokenizers import AddedToken, Regex, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from specd.errors import ModelFileError
+from specd.text import byte_level, hugging_face, sentence_piece
+from specd.text.codec import Codec, Engine
+from specd.text.vocabulary import one
 
-from specd.errors import InvalidField, ModelFileError
-from specd.text.vocabulary import Vocabulary
-
-# A batch of one text has no use for the library's threads, and with them it would write a warning
-# to stderr whenever somebody's drafter starts a process.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# Llama 3 differs in one thing: it takes digits by threes.
-_LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-
-
-def _byte_level() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
-
-
-def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
-
-
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """What a `tokenizer.ggml.pre` stands for.
-
-    whole_words: a word that is in the vocabulary needs no merges. add_bos: what holds where the
-    file does not say. None of them normalizes: readers of GGUF files take Unicode as it comes.
-    """
-
-    split: Callable[[], pre_tokenizers.PreTokenizer]
-    whole_words: bool = False
-    add_bos: bool = False
-
-
-_RECIPES = {
-    "default": _Recipe(_byte_level),
-    "gpt-2": _Recipe(_byte_level),
-    "smollm": _Recipe(_single_digits),
-    "qwen2": _Recipe(lambda: _split_by(_QWEN2_SPLIT)),
-    "llama-bpe": _Recipe(lambda: _split_by(_LLAMA3_SPLIT), whole_words=True, add_bos=True),
+_GGUF_KINDS = {
+    byte_level.KIND: byte_level.codec_from_gguf,
+    sentence_piece.KIND: sentence_piece.codec_from_gguf,
 }
 
 
-def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes a byte as itself where that is visible, else as U+0100 and up."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [value for value in range(256) if value not in visible]
-    table = {chr(value): value for value in visible}
-    return table | {chr(256 + place): value for place, value in enumerate(hidden)}
+class Source(Protocol):
+    """A model on disk: a GGUF file with its metadata, or a Hugging Face folder."""
 
+    @property
+    def path(self) -> Path: ...
 
-_BYTE_OF_CHARACTER = _byte_of_character()
-# Bytes that no UTF-8 text contains.
-_NEVER_IN_TEXT = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+    @property
+    def metadata(self) -> Mapping[str, object]: ...
 
 
 class Tokenizer:
     """Immutable once made; may be shared between threads."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises: ModelFileError where the vocabulary cannot work."""
-        recipe = _RECIPES.get(vocabulary.pre)
-        if recipe is None:
-            raise ModelFileError(
-                f"the pre-tokenizer {vocabulary.pre!r} is not supported; "
-                f"specd knows {', '.join(sorted(_RECIPES))}"
-            )
-        self._vocabulary = vocabulary
-        self._recipe = recipe
-        self._add_bos = recipe.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
-        self._add_eos = bool(vocabulary.add_eos)
-        if (self._add_bos and self.bos_id is None) or (self._add_eos and self.eos_id is None):
-            raise ModelFileError(
-                "the tokenizer adds a BOS or EOS token that its file does not name"
-            )
-        self._bytes = tuple(map(self._exact_bytes, range(self.vocab_size)))
-        self._plain = frozenset(
-            text for i, text in enumerate(vocabulary.tokens) if not self._is_literal(i)
-        )
-        missing = {byte for text, byte in _BYTE_OF_CHARACTER.items() if text not in self._plain}
-        self._inexpressible = bytes(missing - _NEVER_IN_TEXT)
-        self._parsing = self._backend(parse_special=True)
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._vocabulary = codec.vocabulary
+        self._bytes = codec.token_bytes
+        self._parsing = codec.make_engine(True)
+
+    @staticmethod
+    def from_source(source: Source) -> Tokenizer:
+        """The tokenizer of an opened model. Raises: as `from_gguf` and `from_folder`."""
+        if source.path.is_dir():
+            return Tokenizer.from_folder(source.path)
+        return Tokenizer.from_gguf(source.metadata)
 
     @staticmethod
     def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
         """Raises: ModelFileError where the file's tokenizer is malformed or not supported."""
-        return Tokenizer(Vocabulary.from_gguf(metadata))
+        kind = one(metadata, "model", str)
+        if kind not in _GGUF_KINDS:
+            raise ModelFileError(
+                f"the tokenizer type {kind!r} is not supported; specd reads byte-level BPE "
+                f"({byte_level.KIND!r}) and SentencePiece BPE ({sentence_piece.KIND!r})"
+            )
+        return Tokenizer(_GGUF_KINDS[kind](metadata))
+
+    @staticmethod
+    def from_folder(folder: Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face folder.
+
+        Raises: ModelFileError where its files are missing, malformed or not supported.
+        """
+        return Tokenizer(hugging_face.codec_from_folder(folder))
 
     @property
     def vocab_size(self) -> int:
@@ -150,16 +113,10 @@ class Tokenizer:
 
         Raises: InvalidField where the vocabulary has no tokens for a character.
         """
-        self._check_expressible(text)
-        backend = self._parsing if parse_special else self._literal
-        # For a text of 4 MB this form holds the interpreter lock for 30 ms, `encode` for 2 s.
-        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoding.ids
-        if add_special and self._add_bos and self.bos_id is not None:
-            ids.insert(0, self.bos_id)
-        if add_special and self._add_eos and self.eos_id is not None:
-            ids.append(self.eos_id)
-        return ids
+        ids = (self._parsing if parse_special else self._literal)(text)
+        if not add_special:
+            return ids
+        return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of a token, for a control token its literal text.
@@ -171,12 +128,15 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `skip_special` leaves out of the text."""
-        return token_id < self.vocab_size and self._vocabulary.is_control(token_id)
+        return token_id in self._vocabulary.control_ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        """The whole text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         kept = (self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i)))
-        return b"".join(kept).decode("utf-8", "replace")
+        data = b"".join(kept)
+        if self._codec.adds_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
 
     @cached_property
     def longest_token_bytes(self) -> int:
@@ -188,51 +148,5 @@ class Tokenizer:
         return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
 
     @cached_property
-    def _literal(self) -> Backend:
-        return self._backend(parse_special=False)
-
-    def _exact_bytes(self, token_id: int) -> bytes:
-        text = self._vocabulary.tokens[token_id]
-        if self._is_literal(token_id) or not all(map(_BYTE_OF_CHARACTER.__contains__, text)):
-            return text.encode()
-        return bytes(map(_BYTE_OF_CHARACTER.__getitem__, text))
-
-    def _is_literal(self, token_id: int) -> bool:
-        """True for tokens whose text stands for itself, not for the bytes of its characters."""
-        return self.is_special(token_id) or self._vocabulary.is_user_defined(token_id)
-
-    def _backend(self, *, parse_special: bool) -> Backend:
-        vocabulary = self._vocabulary
-        # Backwards, so that the lowest id wins where a file repeats a text.
-        table = {
-            vocabulary.tokens[i]: i
-            for i in reversed(range(self.vocab_size))
-            if parse_special or not self.is_special(i)
-        }
-        # No merge makes a control token: only its text itself does, and only where it is parsed.
-        merges = [(a, b) for a, b in vocabulary.merges if {a, b, a + b} <= self._plain]
-        backend = Backend(models.BPE(table, merges, ignore_merges=self._recipe.whole_words))
-        backend.pre_tokenizer = self._recipe.split()
-        backend.add_tokens([
-            AddedToken(text, special=self.is_special(i), normalized=False)
-            for text, i in table.items()
-            if text and self._is_literal(i)
-        ])
-        return backend
-
-    def _check_expressible(self, text: str) -> None:
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidField("input", f"the text is not Unicode: {error.reason}") from error
-        if len(data.translate(None, self._inexpressible)) == len(data):
-            return
-        bad = set(self._inexpressible)
-        place, character = next(
-            (place, c) for place, c in enumerate(text) if not bad.isdisjoint(c.encode())
-        )
-        raise InvalidField(
-            "input",
-            f"the model's vocabulary cannot express U+{ord(character):04X} "
-            f"(character {place} of the text)",
-        )
+    def _literal(self) -> Engine:
+        return self._codec.make_engine(False)

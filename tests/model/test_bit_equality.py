@@ -1,8 +1,9 @@
 """The arithmetic is pinned, on the real model: no bit of a row of logits depends on its company.
 
-The reference is one position at a time, alone. Two texts of the model's own greedy tokens cross
-the boundaries of the KV length: 45 tokens behind a prompt of 100, and 45 behind one of 230. The
-same check has to fail where the rules are switched off, or it would prove nothing.
+The core, which is the default, and torch; the 1.5B model on the core alone. The reference is one
+position at a time, alone. Two texts of the model's own greedy tokens cross the boundaries of
+the KV length: 45 tokens behind a prompt of 100, and 45 behind one of 230. Where torch's rules are
+switched off the same check has to fail, or it would prove nothing.
 Uses torch's own number of threads, as the daemon does.
 """
 
@@ -12,28 +13,49 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
+from specd.device.core_probe import probe_core
+from specd.device.core_runner import CoreRunner
 from specd.device.probe import probe
 from specd.model.formats import WeightFormat
 from specd.model.gguf_file import GGUFFile
+from specd.model.pull import pull
 from specd.text.tokenizer import Tokenizer
 from tests.support.toy_gguf import TRAINING_TEXT
 from tests.unit.device.texts import (
+    CORE_KERNELS,
     Feeder,
     Part,
     Text,
     differing,
+    load_any,
     load_runner,
     random_chunks,
     random_ids,
     torch_threads,
 )
 
-pytestmark = pytest.mark.model
+# What a machine chooses by itself comes first; int8 and int4 hold this file as auto does.
+FORMATS: tuple[WeightFormat, ...] = ("auto", "bf16", "fp32")
+CASES = [
+    *(
+        pytest.param((kernels, weights, "smollm2-135m"), marks=pytest.mark.model)
+        for kernels in (*CORE_KERNELS[:1], "torch")
+        for weights in FORMATS
+    ),
+    # One instruction set more: its kernels for quantised weights are others.
+    *(
+        pytest.param((kernels, "auto", "smollm2-135m"), marks=pytest.mark.model)
+        for kernels in CORE_KERNELS[1:]
+    ),
+    *(
+        pytest.param((kernels, "auto", "qwen2.5-coder-1.5b"), marks=pytest.mark.large)
+        for kernels in CORE_KERNELS[:1]
+    ),
+]
 
 DEFAULT_THREADS = torch.get_num_threads()
 PROMPTS = (100, 230)
@@ -74,8 +96,7 @@ def generate(feeder: Feeder, prompt: list[int]) -> Text:
     return text
 
 
-def load(path: Path, weights: WeightFormat, *, strict: bool) -> Setting:
-    feeder = Feeder(load_runner(path, weights, strict=strict))
+def references(feeder: Feeder, path: Path) -> Setting:
     ids = prompt_ids(path)
     return Setting(feeder, tuple(generate(feeder, ids[:count]) for count in PROMPTS))
 
@@ -86,11 +107,11 @@ def as_the_daemon_runs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=get_args(WeightFormat))
-def setting(
-    request: pytest.FixtureRequest, default_model_path: Path, as_the_daemon_runs: None
-) -> Setting:
-    return load(default_model_path, request.param, strict=True)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def setting(request: pytest.FixtureRequest, as_the_daemon_runs: None) -> Setting:
+    kernels, weights, model = request.param
+    path = pull(model).path
+    return references(Feeder(load_any(path, weights, kernels)), path)
 
 
 def random_widths(setting: Setting, seed: int, *others: Text) -> list[Text]:
@@ -113,7 +134,10 @@ def test_random_widths_with_wrong_drafts_differ_in_no_row(setting: Setting) -> N
 
 
 def test_company_and_chunked_prompts_differ_in_no_row(setting: Setting) -> None:
-    neighbours = [Text(random_ids(49152, length, seed=length)) for length in (20, 60)]
+    neighbours = [
+        Text(random_ids(setting.feeder.runner.config.vocab_size, length, seed=length))
+        for length in (20, 60)
+    ]
     assert setting.rows_differing(random_widths(setting, 1, *neighbours)) == 0
 
 
@@ -129,13 +153,17 @@ def test_an_answer_that_comes_back_as_a_prompt_differs_in_no_row(setting: Settin
 
 
 def test_the_probe_finds_nothing(setting: Setting) -> None:
-    assert probe(setting.feeder.runner).findings == ()
+    runner = setting.feeder.runner
+    report = probe_core(runner) if isinstance(runner, CoreRunner) else probe(runner)
+    assert report.findings == ()
 
 
+@pytest.mark.model
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
 def test_the_check_fails_where_the_rules_are_off(
     weights: WeightFormat, default_model_path: Path
 ) -> None:
-    relaxed = load(default_model_path, weights, strict=False)
+    runner = load_runner(default_model_path, weights, strict=False)
+    relaxed = references(Feeder(runner), default_model_path)
     assert relaxed.rows_differing(random_widths(relaxed, 1)) > 0
-    assert not probe(relaxed.feeder.runner).invariant
+    assert not probe(runner).invariant

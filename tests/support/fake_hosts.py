@@ -8,6 +8,7 @@ Invariant: when the context ends, no connection and no thread is left.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import sys
 import threading
@@ -163,6 +164,7 @@ class FakeHub(FakeHost):
         self.files: dict[str, bytes] = {}
         # What the hub claims of a file where that is not so.
         self.claimed_sha256: dict[str, str] = {}
+        self.claimed_blob: dict[str, str] = {}
         # Small files have the id of a blob for an etag, which is no checksum of the bytes alone.
         self.without_sha256 = False
         self.status = 200
@@ -175,6 +177,8 @@ class FakeHub(FakeHost):
     def answer(self, method: str, path: str) -> Answer:
         if self.status != 200:
             return Answer(self.status)
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/?]+)\?blobs=.*", path):
+            return self._listing(f"{found[1]}/")
         if path.startswith("/storage/"):
             return Answer(200, {}, self.files[path.removeprefix("/storage/")])
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -184,6 +188,26 @@ class FakeHub(FakeHost):
         if name not in self.files or found[2] not in {"main", COMMIT}:
             return Answer(404, {"X-Error-Code": "EntryNotFound"})
         return self._redirect(name)
+
+    def _listing(self, prefix: str) -> Answer:
+        """All files of a repository; those that git keeps have the id of their blob."""
+        files = [name for name in self.files if name.startswith(prefix)]
+        if not files:
+            return Answer(401, {"X-Error-Code": "RepoNotFound"})
+        listed = [
+            {"rfilename": name.removeprefix(prefix), **self._told(name)} for name in sorted(files)
+        ]
+        body = {"id": prefix[:-1], "sha": COMMIT, "siblings": listed}
+        return Answer(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+    def _told(self, name: str) -> dict[str, object]:
+        content = self.files[name]
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+        if name.endswith((".json", ".txt", ".jinja")):
+            return {"size": len(content), "blobId": self.claimed_blob.get(name, blob.hexdigest())}
+        sha256 = self.claimed_sha256.get(name, hashlib.sha256(content).hexdigest())
+        lfs = {"sha256": sha256, "size": len(content), "pointerSize": 130}
+        return {"size": len(content), "blobId": "2" * 40, "lfs": lfs}
 
     def _redirect(self, name: str) -> Answer:
         content = self.files[name]

@@ -20,7 +20,6 @@ from gguf import GGUFWriter, TokenType
 from tests.support.toy_gguf import (
     CHAT_TEMPLATE,
     IM_END,
-    ToyShape,
     ToyVocabulary,
     add_tensor,
     byte_characters,
@@ -29,6 +28,7 @@ from tests.support.toy_gguf import (
     write_shape,
     write_tokenizer,
 )
+from tests.support.toy_weights import ToyShape
 
 # Bytes are an ordinary token of these bytes, a string is a control token with this text.
 Piece = bytes | str

@@ -1,4 +1,4 @@
-"""Builds toy GGUF models: llama architecture, random seeded weights, a real byte-level tokenizer.
+"""Builds toy GGUF models of any family: random seeded weights, a real byte-level tokenizer.
 
 Knows the metadata keys and tensor names that llama.cpp writes, nothing of specd. A toy is about a
 megabyte. Its vocabulary is: ids 0 to 255 single bytes (id 0 is an ordinary token, on purpose),
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,19 +22,12 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import quantize
 
+from tests.support.toy_weights import ToyShape, ToyWeights
+
 LinearType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIALS = (END_OF_TEXT, IM_START, IM_END)
-
-# Greedy output must wander. With plain gains a tied model predicts its own last token for ever
-# (the embedding dominates the residual stream); attention that is sharp and loud makes the next
-# token depend on the whole context instead.
-QUERY_GAIN = 2.0
-ATTENTION_GAIN = 16.0
-FFN_GAIN = 8.0
-# The logits' standard deviation: sampling at temperature 1 is neither greedy nor uniform.
-LOGIT_STD = 3.0
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -136,76 +129,6 @@ def _apply_merge(
     return merged
 
 
-@dataclass(frozen=True, slots=True)
-class ToyShape:
-    """The numbers of a toy model; `hidden` is heads * head_dim."""
-
-    vocab: int = 512
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    ffn: int = 256
-    context_length: int = 512
-    rope_base: float = 10000.0
-    norm_epsilon: float = 1e-5
-
-    @property
-    def hidden(self) -> int:
-        return self.heads * self.head_dim
-
-
-@dataclass(slots=True)
-class _Weights:
-    """Draws every tensor in file order from one generator."""
-
-    shape: ToyShape
-    seed: int
-    tied: bool
-    random: np.random.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
-
-    def _matrix(self, rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
-        std = gain / columns**0.5
-        return self._normal((rows, columns), std)
-
-    def _normal(
-        self, size: tuple[int, ...], std: float, mean: float = 0.0
-    ) -> npt.NDArray[np.float32]:
-        values: npt.NDArray[np.float32] = self.random.normal(mean, std, size).astype(np.float32)
-        return values
-
-    def _norm(self, mean: float = 1.0) -> npt.NDArray[np.float32]:
-        return self._normal((self.shape.hidden,), 0.1 * mean, mean)
-
-    def embeddings(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        hidden, vocab = self.shape.hidden, self.shape.vocab
-        yield "token_embd.weight", self._matrix(vocab, hidden, hidden**0.5)
-        if not self.tied:
-            yield "output.weight", self._matrix(vocab, hidden, hidden**0.5)
-
-    def norms(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        for layer in range(self.shape.layers):
-            yield f"blk.{layer}.attn_norm.weight", self._norm()
-            yield f"blk.{layer}.ffn_norm.weight", self._norm()
-        yield "output_norm.weight", self._norm(LOGIT_STD / self.shape.hidden**0.5)
-
-    def linears(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        shape = self.shape
-        hidden, kv = shape.hidden, shape.kv_heads * shape.head_dim
-        for layer in range(shape.layers):
-            prefix = f"blk.{layer}."
-            yield prefix + "attn_q.weight", self._matrix(hidden, hidden, QUERY_GAIN)
-            yield prefix + "attn_k.weight", self._matrix(kv, hidden, QUERY_GAIN)
-            yield prefix + "attn_v.weight", self._matrix(kv, hidden)
-            yield prefix + "attn_output.weight", self._matrix(hidden, hidden, ATTENTION_GAIN)
-            yield prefix + "ffn_gate.weight", self._matrix(shape.ffn, hidden)
-            yield prefix + "ffn_up.weight", self._matrix(shape.ffn, hidden)
-            yield prefix + "ffn_down.weight", self._matrix(hidden, shape.ffn, FFN_GAIN)
-
-
 def build_toy_model(
     path: Path,
     *,
@@ -225,23 +148,30 @@ def build_toy_model(
     chat_template: str | None = CHAT_TEMPLATE,
     add_bos: bool = False,
     architecture: str = "llama",
+    hidden: int = 0,
+    settings: Mapping[str, bool | int | float | str | list[bool]] | None = None,
     extra_tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> ToyVocabulary:
     """Write a toy model to `path` and return its vocabulary.
 
     `nan_rows`: token ids whose embedding row is NaN, so that only requests that contain one of
-    them get NaN; needs an untied model with float embeddings. `extra_tensors`: written in fp32
-    behind the model's own.
+    them get NaN; needs an untied model with float embeddings. `hidden`: 0 is heads * head_dim.
+    `settings`: more metadata, under the prefix of the architecture. `extra_tensors`: written in
+    fp32 behind the model's own.
     """
-    shape = ToyShape(vocab, layers, heads, kv_heads, head_dim, ffn, context_length)
+    shape = ToyShape(
+        vocab, layers, heads, kv_heads, head_dim, ffn, context_length, own_hidden=hidden
+    )
     vocabulary = toy_vocabulary(vocab, user_defined=user_defined)
     poisoned = list(nan_rows)
     if poisoned and (tied or embed_type not in {"F32", "F16", "BF16"}):
         raise ValueError("nan_rows needs tied=False and embed_type F32, F16 or BF16")
     writer = GGUFWriter(path, architecture)
     write_shape(writer, shape)
+    for key, value in (settings or {}).items():
+        _write_setting(writer, f"{architecture}.{key}", value)
     write_tokenizer(writer, vocabulary, chat_template, add_bos=add_bos)
-    weights = _Weights(shape, seed, tied)
+    weights = ToyWeights(shape, seed, tied)
     for name, values in weights.embeddings():
         if name == "token_embd.weight":
             values[poisoned] = np.nan
@@ -250,7 +180,7 @@ def build_toy_model(
         add_tensor(writer, name, values, "F32")
     for name, values in weights.linears():
         add_tensor(writer, name, values, linear_type)
-    for name, values in (extra_tensors or {}).items():
+    for name, values in [*weights.vectors(architecture), *(extra_tensors or {}).items()]:
         add_tensor(writer, name, values, "F32")
     write_file(writer)
     return vocabulary
@@ -274,8 +204,27 @@ def write_shape(writer: GGUFWriter, shape: ToyShape) -> None:
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.head_dim)
+    if shape.hidden != shape.query:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
     writer.add_vocab_size(shape.vocab)
+
+
+def _write_setting(
+    writer: GGUFWriter, key: str, value: bool | int | float | str | list[bool]
+) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
 
 
 def tokenizer_metadata(

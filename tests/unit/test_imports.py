@@ -59,8 +59,9 @@ def test_grpc_and_protobuf_are_known_to_the_server_and_to_remote_drafters_only()
     assert importers_of("grpc"), "the rule looks at nothing"
 
 
-def test_torch_is_known_to_the_device_and_the_model_only() -> None:
-    assert outside(importers_of(*TORCH), "specd/device/", "specd/model/", *ENTRIES) == []
+def test_torch_is_known_to_the_device_the_model_and_the_core_only() -> None:
+    places = ("specd/device/", "specd/model/", "specd/core/")
+    assert outside(importers_of(*TORCH), *places, *ENTRIES) == []
     assert importers_of("torch"), "the rule looks at nothing"
 
 

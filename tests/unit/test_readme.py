@@ -17,7 +17,7 @@ _DOCUMENTED = ("proto/", "specd/", "drafters/", "clients/", "benchmarks/", "scri
 _UNTOLD = ("__init__.py", "py.typed", "LICENSE")
 _LEFT_BEHIND = (
     *("__pycache__", ".egg-info", ".mypy_cache", ".ruff_cache", ".part"),
-    *("node_modules", "dist", "generated"),
+    *("node_modules", "dist", "generated", ".so"),
 )
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
-from gguf.quants import dequantize, quantize
 
-from specd.device.boot import DeviceSettings, boot, fingerprint
+from specd.device.assembly import DeviceSettings
+from specd.device.boot import boot, fingerprint
+from specd.device.eager import EagerRunner
 from specd.errors import ModelFileError, StartFailed
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
 from tests.support.toy_gguf import build_toy_model
@@ -25,6 +26,7 @@ def settings_for(path: Path, **changes: Any) -> DeviceSettings:
         "model_path": path,
         "weights": "bf16",
         "invariance": "strict",
+        "kernels": "auto",
         "kv_memory": 1 << 24,
         "max_rows": 4,
         "max_positions": 64,
@@ -50,7 +52,7 @@ def edited(
     add: str = "",
     architecture: str = "llama",
 ) -> Path:
-    """Copy a model with one tensor dropped, cut by a row, stored as Q6_K, or added."""
+    """Copy a model with one tensor dropped, cut by a row, stored as IQ4_NL, or added."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, architecture)
     for field in reader.fields.values():
@@ -65,8 +67,8 @@ def edited(
         if tensor.name == cut:
             values = values[:-1]
         if tensor.name == retype:
-            kind = GGMLQuantizationType.Q5_0
-            values = quantize(dequantize(values, tensor.tensor_type), kind)
+            kind = GGMLQuantizationType.IQ4_NL  # 18 bytes for 32 weights
+            values = np.zeros((len(values), int(tensor.shape[0]) // 32 * 18), np.uint8)
         writer.add_tensor(tensor.name, np.array(values), raw_dtype=kind)
     if add:
         writer.add_tensor(add, np.ones(32, np.float32))
@@ -101,7 +103,7 @@ def test_an_edit_without_changes_serves(toy_path: Path, tmp_path: Path) -> None:
         ({"drop": "token_embd.weight"}, ("token_embd.weight",)),
         ({"cut": "blk.0.attn_k.weight"}, ("blk.0.attn_k.weight", "(63, 128)", "(64, 128)")),
         ({"cut": "token_embd.weight"}, ("token_embd.weight", "511", "512")),
-        ({"retype": "blk.0.attn_v.weight"}, ("blk.0.attn_v.weight", "Q5_0", "Q4_1")),
+        ({"retype": "blk.0.attn_v.weight"}, ("blk.0.attn_v.weight", "IQ4_NL", "Q4_1")),
         ({"add": "rope_freqs.weight"}, ("rope_freqs.weight",)),
         ({"add": "blk.0.attn_q.bias"}, ("blk.0.attn_q.bias",)),
     ],
@@ -180,7 +182,8 @@ def test_the_asked_number_of_threads_is_set(toy_path: Path) -> None:
 
 
 def test_relaxed_is_what_the_operator_gets_when_asked_for(toy_path: Path) -> None:
-    booted = boot(settings_for(toy_path, invariance="relaxed"))
+    booted = boot(settings_for(toy_path, invariance="relaxed", kernels="torch"))
+    assert isinstance(booted.runner, EagerRunner)
     assert booted.invariance == "relaxed" and not booted.runner.strict
 
 
@@ -191,8 +194,9 @@ def test_strict_is_not_promised_where_the_probe_found_something(
     monkeypatch.setattr("specd.device.probe.sample", lambda *arguments: next(sums))
     booted = boot(settings_for(toy_path))
     assert booted.invariance == "relaxed"
-    strict = fingerprint(toy_path, ["bf16"], "strict")
-    assert booted.fingerprint == fingerprint(toy_path, ["bf16"], "relaxed") != strict
+    facts = [toy_path], ["bf16", "bf16"], booted.runner.kernels
+    strict = fingerprint(*facts, "strict")
+    assert booted.fingerprint == fingerprint(*facts, "relaxed") != strict
 
 
 def test_the_fingerprint_names_everything_that_decides_a_bit(
@@ -205,6 +209,7 @@ def test_the_fingerprint_names_everything_that_decides_a_bit(
         boot(settings_for(toy_path, weights="int4")).fingerprint,
         boot(settings_for(toy_path, weights="fp32")).fingerprint,
         boot(settings_for(toy_path, invariance="relaxed")).fingerprint,
+        boot(settings_for(toy_path, kernels="torch")).fingerprint,
         boot(settings_for(toy_path, num_threads=2)).fingerprint,
         boot(settings_for(other)).fingerprint,
     ]

@@ -70,27 +70,35 @@ def batches(draw: st.DrawFn) -> PaddedBatch:
     return pad(rows, drafts, pages, draw(st.sampled_from([PACKED, RECTANGLE])))
 
 
+WINDOWS = st.one_of(st.sampled_from([0, 1, 127, 128, 129, 1000]), st.integers(1, 300))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     batch=batches(),
     counts=st.sampled_from([heads(1, 1), heads(4, 2), heads(9, 3), heads(7, 1), heads(6, 6)]),
+    window=WINDOWS,
     strict=st.booleans(),
 )
 def test_every_position_attends_to_exactly_its_own_past(
-    batch: PaddedBatch, counts: HeadCounts, strict: bool
+    batch: PaddedBatch, counts: HeadCounts, window: int, strict: bool
 ) -> None:
-    layout = attention_layout(batch.rows, batch.num_positions, counts, strict=strict)
+    layout = attention_layout(batch.rows, batch.num_positions, counts, window, strict=strict)
     for row in batch.rows:
         for step in range(row.count):
             position = row.first_position + step
             for head in range(counts.query):
                 flat, source, kv, limit, table = reads(layout, row.offset + step, head, counts)
                 assert (flat, source, kv) == (row.offset + step, head, head // counts.group)
-                assert limit == position
+                # The table begins with a whole page, at or below the window's first position.
+                start = position - limit
+                assert start % PAGE_SIZE == 0
+                assert 0 <= start <= max(0, position - window + 1) if window else start == 0
                 # The visible pages are the row's own; the rest its own or the zero page.
-                needed = position // PAGE_SIZE + 1
-                assert table[:needed] == list(row.pages[:needed])
-                behind = [*row.pages[needed:], *[ZERO_PAGE] * len(table)]
+                own = row.pages[start // PAGE_SIZE :]
+                needed = limit // PAGE_SIZE + 1
+                assert table[:needed] == list(own[:needed])
+                behind = [*own[needed:], *[ZERO_PAGE] * len(table)]
                 assert table[needed:] == behind[: len(table) - needed]
 
 
@@ -108,17 +116,29 @@ def test_nothing_reads_the_scratch_page_or_a_pad(batch: PaddedBatch, counts: Hea
 
 
 @settings(max_examples=60, deadline=None)
-@given(batch=batches(), group_size=st.sampled_from([1, 2, 3, 7]))
-def test_the_kv_length_of_a_position_depends_on_the_position_alone(
-    batch: PaddedBatch, group_size: int
+@given(batch=batches(), group_size=st.sampled_from([1, 2, 3, 7]), window=WINDOWS)
+def test_the_kv_positions_that_are_read_depend_on_the_position_alone(
+    batch: PaddedBatch, group_size: int, window: int
 ) -> None:
     counts = heads(group_size, 1)
-    layout = attention_layout(batch.rows, batch.num_positions, counts, strict=True)
+    layout = attention_layout(batch.rows, batch.num_positions, counts, window, strict=True)
     for row in batch.rows:
         for step in range(row.count):
-            table = reads(layout, row.offset + step, 0, counts)[-1]
+            *_, limit, table = reads(layout, row.offset + step, 0, counts)
             position = row.first_position + step
-            assert len(table) * PAGE_SIZE == (position // KV_MULTIPLE + 1) * KV_MULTIPLE
+            piece = position // KV_MULTIPLE
+            hidden = piece * KV_MULTIPLE - window + 1 if window else 0
+            start = max(0, hidden // KV_MULTIPLE) * KV_MULTIPLE
+            assert position - limit == start
+            assert start + len(table) * PAGE_SIZE == (piece + 1) * KV_MULTIPLE
+
+
+@pytest.mark.parametrize(("window", "lengths"), [(0, [128, 256, 384, 512]), (40, [128, 256, 256])])
+def test_what_lies_wholly_below_a_window_is_not_read(window: int, lengths: list[int]) -> None:
+    (row,) = batch_of([planned([1] * 500, 0)], [()]).rows
+    segments = segments_of([row], window, strict=True)
+    assert [segment.kv_length for segment in segments][: len(lengths)] == lengths
+    assert [segment.kv_start for segment in segments] == ([0, 0, 128, 256] if window else [0] * 4)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,8 @@
-"""The runner keeps every value finite that a row can reach, and rows out of each other's way."""
+"""A runner keeps rows out of each other's way, whatever a row, a draft or old memory holds.
+
+Both runners, but for how torch does it: it keeps every value finite that a row can reach. The core
+reads no others, which tests/unit/core shows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,15 @@ from specd.device.eager import EagerRunner, packed_buckets
 from specd.engine.step_types import PaddedBatch, RowResult, StepResult
 from specd.kv.pages import RESERVED_PAGES, SCRATCH_PAGE
 from tests.support.toy_gguf import build_toy_model
-from tests.unit.device.texts import Feeder, Part, Text, load_runner, random_ids
+from tests.unit.device.texts import (
+    KERNELS,
+    Feeder,
+    Part,
+    Text,
+    load_any,
+    load_runner,
+    random_ids,
+)
 
 NAN = float("nan")
 POISON = 77  # a token whose embedding is NaN
@@ -25,8 +37,13 @@ def toy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(params=KERNELS)
+def feeder(request: pytest.FixtureRequest, toy_path: Path, one_thread: None) -> Feeder:
+    return Feeder(load_any(toy_path, "fp32", request.param, num_pages=16))
+
+
 @pytest.fixture
-def feeder(toy_path: Path, one_thread: None) -> Feeder:
+def eager(toy_path: Path, one_thread: None) -> Feeder:
     return Feeder(load_runner(toy_path, "fp32", num_pages=16))
 
 
@@ -35,7 +52,10 @@ def healthy(count: int, seed: int) -> list[int]:
 
 
 def cache_of(feeder: Feeder) -> torch.Tensor:
-    """[layer, page, token, K or V, kv_head, dim]; the only place where tests can plant a NaN."""
+    """[layer, page, ...] of the core, [layer, page, token, K or V, kv_head, dim] of torch.
+
+    The only place where tests can plant a NaN.
+    """
     return feeder.runner._cache
 
 
@@ -50,33 +70,33 @@ def step(feeder: Feeder, parts: list[Part]) -> tuple[PaddedBatch, StepResult]:
     return batch, feeder.runner.step(batch)
 
 
-def test_nothing_reads_the_scratch_page(feeder: Feeder) -> None:
+def test_nothing_reads_the_scratch_page(eager: Feeder) -> None:
     ids = healthy(37, seed=1)  # the bucket is 40: three pads
-    wanted = logits_after(feeder, ids)
-    cache_of(feeder)[:, SCRATCH_PAGE] = NAN
-    assert torch.equal(logits_after(feeder, ids), wanted)
+    wanted = logits_after(eager, ids)
+    cache_of(eager)[:, SCRATCH_PAGE] = NAN
+    assert torch.equal(logits_after(eager, ids), wanted)
 
 
-def test_pads_write_to_the_scratch_page_alone(feeder: Feeder) -> None:
+def test_pads_write_to_the_scratch_page_alone(eager: Feeder) -> None:
     text = Text(healthy(37, seed=1))
-    feeder.run([Part(text, 37, chunk=True)])
-    written = cache_of(feeder).abs().amax((0, 2, 3, 4, 5)).nonzero().flatten().tolist()
+    eager.run([Part(text, 37, chunk=True)])
+    written = cache_of(eager).abs().amax((0, 2, 3, 4, 5)).nonzero().flatten().tolist()
     assert sorted([SCRATCH_PAGE, *text.pages]) == written
 
 
-def test_a_nan_in_stale_pages_is_zeroed_when_they_are_handed_out(feeder: Feeder) -> None:
+def test_a_nan_in_stale_pages_harms_nobody_who_gets_them(feeder: Feeder) -> None:
     ids = healthy(70, seed=2)
     wanted = logits_after(feeder, ids)
     cache_of(feeder)[:, RESERVED_PAGES:] = NAN
     assert torch.equal(logits_after(feeder, ids), wanted)
 
 
-def test_without_zeroing_a_nan_would_pass_the_mask(feeder: Feeder) -> None:
+def test_without_zeroing_a_nan_would_pass_the_mask(eager: Feeder) -> None:
     """What the zeroing is for: masking alone does not protect."""
     text = Text(healthy(5, seed=2))
-    feeder.run([Part(text, 4, chunk=True)])
-    cache_of(feeder)[:, text.pages[0], 20] = NAN
-    feeder.run([Part(text, 1)])
+    eager.run([Part(text, 4, chunk=True)])
+    cache_of(eager)[:, text.pages[0], 20] = NAN
+    eager.run([Part(text, 1)])
     assert torch.isnan(text.logits[4]).all()
 
 
@@ -116,18 +136,18 @@ def test_a_draft_that_the_model_chokes_on_harms_nobody(feeder: Feeder) -> None:
     assert all(torch.equal(text.logits[at], plain.logits[at]) for at in range(7, 12))
 
 
-def test_rejected_drafts_leave_zeros_and_accepted_ones_stay(feeder: Feeder) -> None:
+def test_rejected_drafts_leave_zeros_and_accepted_ones_stay(eager: Feeder) -> None:
     ids = healthy(8, seed=6)
     text = Text(ids)
-    feeder.run([Part(text, 8, chunk=True)])
+    eager.run([Part(text, 8, chunk=True)])
     right = int(text.logits[7].argmax())
     text.ids = [*ids, right]
-    step(feeder, [Part(text, 1)])  # alone: what follows `right`
-    follows = int(logits_after(feeder, text.ids).argmax())
+    step(eager, [Part(text, 1)])  # alone: what follows `right`
+    follows = int(logits_after(eager, text.ids).argmax())
     wrong = (follows + 1) % POISON
-    _, result = step(feeder, [Part(text, 1, wrong=(follows, wrong, wrong))])
+    _, result = step(eager, [Part(text, 1, wrong=(follows, wrong, wrong))])
     assert result.rows[0] is not None and result.rows[0].accepted == 1
-    used = cache_of(feeder)[0, text.pages[0]].abs().amax((1, 2, 3)).bool().tolist()
+    used = cache_of(eager)[0, text.pages[0]].abs().amax((1, 2, 3)).bool().tolist()
     assert used == [True] * 10 + [False] * 22
 
 
@@ -151,8 +171,9 @@ def test_packed_buckets_end_at_the_step_s_limit(limit: int) -> None:
     assert buckets[-1] == limit and list(buckets) == sorted(set(buckets))
 
 
-def test_two_runners_of_one_decoder_share_no_cache(feeder: Feeder) -> None:
-    first = feeder.runner
+def test_two_runners_of_one_decoder_share_no_cache(eager: Feeder) -> None:
+    first = eager.runner
+    assert isinstance(first, EagerRunner)
     second = EagerRunner(first.decoder, num_pages=16, layout=first.layout, strict=True)
-    logits_after(feeder, healthy(10, seed=9))
+    logits_after(eager, healthy(10, seed=9))
     assert not second._cache.any()

@@ -1,27 +1,31 @@
 """A row's logits do not depend, to the bit, on what ran beside it or on how it got there.
 
-On toy models with awkward sizes: vector loops have tails, head counts are odd. The real model is
-in tests/model.
+On toy models with awkward sizes: vector loops have tails, head counts are odd. Both runners, torch
+and the core with the instruction set that it chooses here; others of its sets, long texts and
+windows are in tests/unit/core, the real model in tests/model.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specd.core.loader import HEAD_MULTIPLE
 from specd.device.eager import EagerRunner, packed_buckets
 from specd.engine.step_types import LayoutSpec
 from specd.model.formats import WeightFormat
 from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import (
+    CORE_KERNELS,
+    KERNELS,
     Feeder,
     Part,
     Text,
     differing,
+    load_any,
     load_runner,
     random_chunks,
     random_ids,
@@ -50,24 +54,30 @@ FORMATS: dict[str, tuple[WeightFormat, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=str)
-def shape(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return SHAPES[request.param]
+Case = tuple[str, str, str]  # kernels, shape, format
+TORCH: list[Case] = [("torch", shape, format) for shape in SHAPES for format in FORMATS]
+# The core takes heads of whole vectors.
+CORE: list[Case] = [
+    (kernels, shape, format)
+    for kernels in CORE_KERNELS[:1]
+    for shape in SHAPES
+    for format in FORMATS
+    if SHAPES[shape].get("head_dim", 32) % HEAD_MULTIPLE == 0
+]
 
 
-@pytest.fixture(scope="module", params=FORMATS, ids=str)
-def feeder(
-    request: pytest.FixtureRequest, shape: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Feeder]:
-    weights, types = FORMATS[request.param]
+@pytest.fixture(scope="module", params=TORCH + CORE, ids="-".join)
+def feeder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Feeder:
+    kernels, shape, format = request.param
+    weights, types = FORMATS[format]
     path = tmp_path_factory.mktemp("toy") / "toy.gguf"
-    build_toy_model(path, **shape, **types)
-    yield Feeder(load_runner(path, weights))
+    build_toy_model(path, **SHAPES[shape], **types)
+    return Feeder(load_any(path, weights, kernels))
 
 
 @pytest.fixture(scope="module")
 def ids(feeder: Feeder) -> list[int]:
-    return random_ids(feeder.runner.decoder.config.vocab_size, LENGTH, seed=3)
+    return random_ids(feeder.runner.config.vocab_size, LENGTH, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +87,7 @@ def alone(feeder: Feeder, ids: list[int], one_thread: None) -> Text:
 
 
 def neighbours(feeder: Feeder) -> list[Text]:
-    vocab = feeder.runner.decoder.config.vocab_size
+    vocab = feeder.runner.config.vocab_size
     return [Text(random_ids(vocab, length, seed=length)) for length in (150, 33, 90)]
 
 
@@ -109,10 +119,12 @@ def test_pages_that_others_used_change_no_bit(feeder: Feeder, ids: list[int], al
     assert differing(feeder.in_chunks(ids, random_chunks(LENGTH, rng(8))), alone) == 0
 
 
+@pytest.mark.parametrize("feeder", TORCH, ids="-".join, indirect=True)
 def test_a_rectangle_gives_the_bits_of_packed_rows(
     feeder: Feeder, ids: list[int], alone: Text
 ) -> None:
     runner = feeder.runner
+    assert isinstance(runner, EagerRunner)
     as_rectangle = EagerRunner(
         runner.decoder, num_pages=runner.num_pages, layout=RECTANGLE, strict=True
     )
@@ -131,18 +143,21 @@ def test_the_check_fails_where_the_rules_are_off(tmp_path: Path, name: str) -> N
     """fp32 shows it on every shape, so the tests above are known to be able to fail."""
     build_toy_model(tmp_path / "toy.gguf", **SHAPES[name])
     relaxed = Feeder(load_runner(tmp_path / "toy.gguf", "fp32", strict=False))
-    text = Text(random_ids(relaxed.runner.decoder.config.vocab_size, LENGTH, seed=3))
+    text = Text(random_ids(relaxed.runner.config.vocab_size, LENGTH, seed=3))
     relaxed.random_widths([text], rng(1))
     assert differing(text, relaxed.one_at_a_time(text.ids)) > LENGTH / 2
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_lone_head_keeps_its_bits_on_several_threads(tmp_path: Path, name: str) -> None:
+def test_a_lone_head_keeps_its_bits_on_several_threads(
+    tmp_path: Path, name: str, kernels: str
+) -> None:
     """One row and one KV head: torch would spread that head over the threads (measured on 3)."""
     weights, types = FORMATS[name]
     build_toy_model(tmp_path / "toy.gguf", **SHAPES["group of 7"], **types)
-    feeder = Feeder(load_runner(tmp_path / "toy.gguf", weights))
     with torch_threads(3):
+        feeder = Feeder(load_any(tmp_path / "toy.gguf", weights, kernels))
         ids = random_ids(512, LENGTH, seed=3)
         text = Text(ids)
         feeder.random_widths([text], rng(1))

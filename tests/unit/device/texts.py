@@ -16,6 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specd.core import library
+from specd.core.decoder import CoreDecoder
+from specd.core.loader import CoreLoader
+from specd.device.core_runner import CoreRunner
 from specd.device.eager import EagerRunner, packed_buckets
 from specd.engine.padding import pad
 from specd.engine.step_types import CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
@@ -23,8 +27,8 @@ from specd.kv.pages import PageAllocator
 from specd.model.arch import config_from_gguf
 from specd.model.decoder import Decoder
 from specd.model.formats import WeightFormat
-from specd.model.gguf_file import GGUFFile
-from specd.model.weights import load_weights
+from specd.model.opening import open_model
+from specd.model.weights import load_weights, read_weights
 from tests.unit.device.batches import GREEDY
 
 
@@ -41,6 +45,10 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 PACKED = LayoutSpec(packed_buckets(512))
+# What computes a step here: the core with each instruction set that this machine has, and torch.
+CORE_KERNELS = library.supported()
+KERNELS = (*CORE_KERNELS, "torch")
+AnyRunner = EagerRunner | CoreRunner
 
 
 def load_runner(
@@ -51,10 +59,34 @@ def load_runner(
     layout: LayoutSpec = PACKED,
     num_pages: int = 64,
 ) -> EagerRunner:
-    file = GGUFFile.open(path)
-    config = config_from_gguf(file.metadata)
-    decoder = Decoder(config, load_weights(file, config, weights, strict=strict))
+    source = open_model(path)
+    config = config_from_gguf(source.metadata)
+    decoder = Decoder(config, load_weights(source, config, weights, strict=strict))
     return EagerRunner(decoder, num_pages=num_pages, layout=layout, strict=strict)
+
+
+def load_core(
+    path: Path,
+    weights: WeightFormat,
+    kernels: str,
+    *,
+    max_positions: int = 512,
+    num_pages: int = 64,
+) -> CoreRunner:
+    """A runner of the core, with as many threads as torch has now."""
+    source = open_model(path)
+    config = config_from_gguf(source.metadata)
+    loader = CoreLoader(source, config, weights, isa=kernels)
+    read = read_weights(loader, config, lambda done, total: None)
+    decoder = CoreDecoder(config, read, isa=kernels, max_positions=max_positions)
+    return CoreRunner(decoder, num_pages=num_pages)
+
+
+def load_any(path: Path, weights: WeightFormat, kernels: str, *, num_pages: int = 64) -> AnyRunner:
+    """The runner of one of `KERNELS`."""
+    if kernels == "torch":
+        return load_runner(path, weights, num_pages=num_pages)
+    return load_core(path, weights, kernels, num_pages=num_pages)
 
 
 def random_ids(vocab: int, count: int, seed: int) -> list[int]:
@@ -95,7 +127,7 @@ class Part:
 class Feeder:
     """A runner with an allocator of its own."""
 
-    def __init__(self, runner: EagerRunner) -> None:
+    def __init__(self, runner: AnyRunner) -> None:
         self.runner = runner
         self.pages = PageAllocator(runner.num_pages)
 
@@ -148,14 +180,14 @@ class Feeder:
 
     def random_widths(self, texts: Sequence[Text], rng: random.Random, *, widest: int = 16) -> None:
         """Finish all texts side by side, in random widths with wrong drafts behind the true ids."""
-        vocab = self.runner.decoder.config.vocab_size
+        vocab = self.runner.config.vocab_size
         while any(text.left for text in texts):
             parts = []
             for text in texts:
                 if text.left:
                     width = rng.randint(1, widest)
                     count = rng.randint(1, min(width, text.left))
-                    room = min(width - count, self.runner.decoder.config.context_length - 1)
+                    room = min(width - count, self.runner.config.context_length - 1)
                     parts.append(Part(text, count, tuple(rng.choices(range(vocab), k=room))))
             rng.shuffle(parts)
             self.run(parts)

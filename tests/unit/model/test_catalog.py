@@ -16,8 +16,10 @@ from specd.model.catalog import (
     DEFAULT_MODEL,
     CatalogModel,
     HubFile,
+    HubFolder,
     Part,
     cache_dir,
+    pulled_from_hub,
     resolve,
 )
 
@@ -144,9 +146,31 @@ def test_a_name_that_is_no_file_of_a_hub_is_refused(cache: Path, name: str) -> N
         resolve(name)
 
 
-def test_a_folder_is_refused_as_such(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="is a folder"):
-        resolve(str(tmp_path))
+def test_a_model_folder_resolves_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    assert resolve(str(tmp_path)) == tmp_path
+
+
+def test_a_model_folder_wins_over_a_name_and_another_folder_does_not(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "small.gguf").write_bytes(b"1234")
+    monkeypatch.chdir(tmp_path)
+    Path("small").mkdir()
+    assert resolve("small", catalog={"small": SMALL}) == cache / "small.gguf"
+    Path("small/config.json").touch()
+    assert resolve("small", catalog={"small": SMALL}) == Path("small")
+
+
+def test_a_folder_of_the_hub_resolves_once_it_is_pulled_to_its_end(cache: Path) -> None:
+    folder = cache / "hf" / "owner" / "Repo-1.5"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+    with pytest.raises(ModelFileError, match="run `specd models pull hf:owner/Repo-1.5`"):
+        resolve("hf:owner/Repo-1.5")
+    (folder / "config.json").touch()
+    assert resolve("hf:owner/Repo-1.5") == folder
+    assert [*pulled_from_hub()] == [HubFolder("owner/Repo-1.5")]
 
 
 def test_the_list_says_what_is_on_this_machine(

@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from specd.model.blocks import FourBit
-from specd.model.linear import Bf16Linear, Fp32Linear, Int4Linear, Int8Linear, Linear
+from specd.model.linear import (
+    INT4_TILE,
+    Bf16Linear,
+    Fp32Linear,
+    Int4Linear,
+    Linear,
+    SplitLinear,
+    int4_weight,
+)
 from tests.unit.device.texts import torch_threads
 
 COUNTS = (*range(1, 36), 47, 64, 65, 100, 127, 128, 129)
 # out x in; sizes of real models and awkward ones
-SHAPES = [(64, 64), (48, 32), (960, 576), (304, 96), (16, 352)]
+SHAPES = [(64, 64), (48, 32), (960, 576), (304, 96), (32, 352)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,11 +46,22 @@ def random_blocks(shape: tuple[int, int]) -> FourBit:
     return FourBit(quants, scale, minimum)
 
 
+def int4_linear(blocks: FourBit) -> Int4Linear:
+    num_rows, columns = blocks.quants.shape
+    return Int4Linear((num_rows, columns), [blocks])
+
+
+def split_linear(shape: tuple[int, int]) -> SplitLinear:
+    """4-bit rows above bf16 rows, as in files that keep some tensors at more bits."""
+    below = Bf16Linear(random_weight((16, shape[1])).bfloat16(), strict=True)
+    return SplitLinear([int4_linear(random_blocks((shape[0] - 16, shape[1]))), below])
+
+
 MAKERS: dict[str, Callable[[tuple[int, int]], Linear]] = {
     "fp32": lambda shape: Fp32Linear(random_weight(shape), strict=True),
     "bf16": lambda shape: Bf16Linear(random_weight(shape).bfloat16(), strict=True),
-    "int4": lambda shape: Int4Linear(random_blocks(shape)),
-    "int8": lambda shape: Int8Linear.from_weight(random_weight(shape)),
+    "int4": lambda shape: int4_linear(random_blocks(shape)),
+    "int4+bf16": split_linear,
 }
 
 
@@ -103,24 +122,31 @@ def test_int4_multiplies_by_scale_times_quant_plus_minimum() -> None:
     )
     weight = (torch.from_numpy(blocks.quants).double() * scale + minimum).double()
     identity = torch.eye(96).bfloat16()
-    found = Int4Linear(blocks)(identity).double().T
+    found = int4_linear(blocks)(identity).double().T
     # Scale and zero are rounded to bf16, the result too.
     assert float((found - weight).abs().max()) < 3 * 2**-9 * float((16 * scale).max())
 
 
-def test_int8_rows_are_within_half_a_step_of_their_weights() -> None:
-    weight = random_weight((48, 96)) * torch.logspace(-3, 3, 48)[:, None]
-    found = Int8Linear.from_weight(weight)(torch.eye(96).bfloat16()).float().T
-    step = weight.abs().amax(1, keepdim=True) / 127
-    # Half a step, and the rounding of the result to bf16.
-    assert ((found - weight).abs() <= 0.51 * step + 2**-8 * weight.abs()).all()
+def test_chunks_of_int4_rows_make_the_layer_of_all_rows() -> None:
+    blocks = random_blocks((304, 96))
+    places = [slice(start, start + INT4_TILE) for start in range(0, 304, INT4_TILE)]
+    chunks = [FourBit(blocks.quants[at], blocks.scale[at], blocks.minimum[at]) for at in places]
+    x = random_weight((5, 96), seed=1).bfloat16()
+    assert torch.equal(Int4Linear((304, 96), chunks)(x), int4_linear(blocks)(x))
 
 
-def test_int8_of_a_row_of_zeros_is_zero() -> None:
-    weight = random_weight((16, 32))
-    weight[3] = 0
-    found = Int8Linear.from_weight(weight)(random_weight((2, 32), seed=1).bfloat16())
-    assert torch.isfinite(found).all() and not found[:, 3].any()
+def test_the_parts_of_a_split_layer_keep_their_own_arithmetic() -> None:
+    split = split_linear((64, 96))
+    x = random_weight((5, 96), seed=1).bfloat16()
+    above, below = split.parts
+    assert torch.equal(split(x), torch.cat([above(x), below(x)], 1))
+    assert split.bytes == above.bytes + below.bytes
+
+
+def test_int4_multiplies_by_what_it_says() -> None:
+    blocks = random_blocks((64, 96))
+    made = int4_linear(blocks)(torch.eye(96).bfloat16()).T
+    assert torch.equal(made, int4_weight(blocks).bfloat16())
 
 
 def test_bytes_say_what_a_step_reads() -> None:
@@ -129,7 +155,7 @@ def test_bytes_say_what_a_step_reads() -> None:
         "fp32": 64 * 64 * 4,
         "bf16": 64 * 64 * 2,
         "int4": 64 * 64 // 2 + 64 * 2 * 2 * 2,
-        "int8": 64 * 64 + 64 * 2,
+        "int4+bf16": 48 * 64 // 2 + 48 * 2 * 2 * 2 + 16 * 64 * 2,
     }
 
 

@@ -9,17 +9,20 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specd.device.boot import Booted, DeviceSettings, boot
+from specd.device.assembly import DeviceSettings
+from specd.device.boot import Booted, boot
 from specd.errors import ModelFileError, StartFailed
+from specd.model.formats import WeightFormat
 from tests.support.fuzzing import fuzzed
-from tests.support.toy_gguf import build_toy_model
+from tests.support.toy_gguf import LinearType, build_toy_model
 from tests.unit.device.texts import torch_threads
 
 MAX_VALUE_BYTES = 400  # of entries that the fuzz aims at; the vocabulary's arrays are longer
@@ -55,8 +58,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(path, path.read_bytes(), spans, reader.data_offset)
 
 
-def load(path: Path) -> Booted:
-    return boot(DeviceSettings(path, "int4", "strict", 1 << 22, 2, 16, 1))
+def load(path: Path, weights: WeightFormat = "auto") -> Booted:
+    return boot(DeviceSettings(path, weights, "strict", "torch", 1 << 22, 2, 16, 1))
 
 
 def test_the_whole_file_loads(whole: Whole) -> None:
@@ -74,13 +77,49 @@ def test_a_file_that_is_cut_anywhere_is_refused(whole: Whole, tmp_path: Path) ->
         assert str(path) in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.1.attn_q.weight"])
+@pytest.mark.parametrize(
+    "name", ["rope_factors_long.weight", "blk.0.ffn_up.bias", "blk.1.attn_q.weight"]
+)
 def test_a_tensor_that_would_have_to_be_ignored_is_refused_by_name(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "extra.gguf"
     build_toy_model(path, layers=1, extra_tensors={name: np.ones(32, np.float32)})
     with pytest.raises(ModelFileError, match=f"does not use: {name}"):
+        load(path)
+
+
+@pytest.mark.parametrize("weights", get_args(WeightFormat))
+@pytest.mark.parametrize("linear_type", get_args(LinearType))
+def test_every_choice_of_weights_starts_on_a_file_of_any_type(
+    tmp_path: Path, linear_type: LinearType, weights: WeightFormat
+) -> None:
+    """i09: bf16 is no type of GGUF's quantised files, and is what they run in by default."""
+    path = tmp_path / "toy.gguf"
+    build_toy_model(path, layers=1, linear_type=linear_type, embed_type=linear_type)
+    assert load(path, weights).invariance == "strict"
+
+
+def test_choices_that_hold_other_numbers_have_other_fingerprints(tmp_path: Path) -> None:
+    path = tmp_path / "toy.gguf"
+    build_toy_model(path, layers=1, linear_type="F16", embed_type="F16")
+    prints = {load(path, weights).fingerprint for weights in get_args(WeightFormat)}
+    assert len(prints) == len(get_args(WeightFormat))
+
+
+def test_a_block_type_that_is_not_supported_is_refused_by_tensor_and_type(
+    whole: Whole, tmp_path: Path
+) -> None:
+    """i09: the refusal says what the file has, and what could be read."""
+    path = tmp_path / "iq4.gguf"
+    data = bytearray(whole.data)
+    name = b"blk.0.ffn_up.weight"
+    place = data.index(name) + len(name) + 4 + 2 * 8  # behind the name, its shape
+    _write(data, place, struct.pack("<I", GGMLQuantizationType.IQ4_NL))
+    path.write_bytes(data)
+    with pytest.raises(
+        ModelFileError, match=r"blk\.0\.ffn_up\.weight.*IQ4_NL.*F32, F16, BF16, Q4_0"
+    ):
         load(path)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from specd.text.chat import ChatTemplate
 from specd.text.prompt import ChatMessage
 from specd.text.tokenizer import Tokenizer
 from tests.support.toy_gguf import CHAT_TEMPLATE, tokenizer_metadata, toy_vocabulary
+from tests.support.toy_vocabularies import byte_level_folder
 from tests.unit.text.support import toy_tokenizer
 
 BRANCHING_MACRO = (
@@ -123,6 +126,97 @@ def test_special_text_of_a_template_becomes_special_ids() -> None:
     text = ChatTemplate(CHAT_TEMPLATE).render(HELLO)
     ids = toy_tokenizer().encode(text, parse_special=True, add_special=False)
     assert sum(map(toy_tokenizer().is_special, ids)) == 3
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """What `from_source` needs of a model on disk."""
+
+    path: Path
+    metadata: dict[str, Any]
+
+
+def folder_template(path: Path, files: dict[str, object]) -> ChatTemplate:
+    source = OpenedModel(byte_level_folder(path, files=files), {})
+    return ChatTemplate.from_source(source, Tokenizer.from_source(source))
+
+
+def from_folder(path: Path, files: dict[str, object]) -> str:
+    return folder_template(path, files).render(HELLO)
+
+
+WORDS = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+NAMED = [{"name": "rag", "template": "no"}, {"name": "default", "template": WORDS}]
+NAMES = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
+EXPECTED = "<|im_start|>Hello <b>&é<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": NAMES | {"chat_template": WORDS}},
+        {"tokenizer_config.json": NAMES | {"chat_template": NAMED}},
+        {"tokenizer_config.json": NAMES, "chat_template.jinja": WORDS},
+        {"tokenizer_config.json": NAMES | {"chat_template": "no"}, "chat_template.jinja": WORDS},
+        {"tokenizer_config.json": NAMES, "chat_template.json": {"chat_template": WORDS}},
+    ],
+)
+def test_a_folders_template_is_found_wherever_it_is(
+    tmp_path: Path, files: dict[str, object]
+) -> None:
+    assert from_folder(tmp_path, files) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (NAMED[:1], "none of the model's chat templates is called 'default': rag; send text"),
+        (5, "the model's chat template is no text"),
+        (None, "has no chat template"),
+        ("{% for %}", "is not usable"),
+    ],
+)
+def test_a_folder_without_a_usable_template_says_why(
+    tmp_path: Path, template: object, problem: str
+) -> None:
+    used = folder_template(tmp_path, {"tokenizer_config.json": {"chat_template": template}})
+    assert not used.usable
+    with pytest.raises(InvalidField, match=problem):
+        used.render(HELLO)
+
+
+def test_a_gguf_template_that_is_no_text_says_so() -> None:
+    template = ChatTemplate.from_gguf({"tokenizer.chat_template": 5}, toy_tokenizer())
+    with pytest.raises(InvalidField, match="the model file's chat template is no text"):
+        template.render(HELLO)
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_i11_the_bos_that_a_template_writes_is_kept_and_is_the_only_one(add_bos: bool) -> None:
+    metadata = tokenizer_metadata(toy_vocabulary(), "{{ bos_token }}{{ messages[0].content }}")
+    source = OpenedModel(Path("toy.gguf"), metadata | {"tokenizer.ggml.add_bos_token": add_bos})
+    tokenizer = Tokenizer.from_source(source)
+    text = ChatTemplate.from_source(source, tokenizer).render(HELLO)
+    ids = tokenizer.encode(text, parse_special=True, add_special=False)
+    assert ids[0] == tokenizer.bos_id
+    assert ids.count(ids[0]) == 1
+
+
+def test_what_newer_templates_use_is_there() -> None:
+    source = """
+    {%- set ns = namespace(last=-1, seen=[]) -%}
+    {%- for message in messages[::-1] -%}
+        {%- set index = (messages | length - 1) - loop.index0 -%}
+        {%- if ns.last < 0 and message.role == 'user' and message.content is string -%}
+            {%- set ns.last = index -%}
+        {%- endif -%}
+    {%- endfor -%}
+    {%- if tools is not none or enable_thinking is defined -%} no {%- endif -%}
+    {{- ns.last }}|{{ messages[0]['content'].split('</think>')[-1].lstrip('\\n') | trim -}}
+    {%- if not add_generation_prompt %} no {% endif -%}
+    |{{- messages[0].role.startswith('u') and messages[0] is mapping }}
+    """
+    assert render(source).strip() == "0|Hello <b>&é|True"
 
 
 @pytest.mark.model

@@ -218,7 +218,7 @@ def test_the_named_pre_tokenizer_splits_the_text(pre: str, pieces: list[str]) ->
 def test_llama_takes_a_known_word_whole_without_merges() -> None:
     tokens = [*toy_vocabulary().tokens]
     tokens[400] = "Ġzebra"
-    for pre, count in (("llama-bpe", 1), ("gpt-2", 6)):
+    for pre, count in (("llama-bpe", 1), ("tekken", 1), ("gpt-2", 6)):
         changes = {"pre": pre, "tokens": tokens, "merges": [], "add_bos_token": False}
         tokenizer = Tokenizer.from_gguf(metadata_with(**changes))
         assert len(encode(" zebra", tokenizer)) == count
@@ -227,7 +227,7 @@ def test_llama_takes_a_known_word_whole_without_merges() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model": "llama"}, "type 'llama' is not supported"),
+        ({"model": "bert"}, "type 'bert' is not supported"),
         ({"model": None}, "type None is not supported"),
         ({"pre": "klingon"}, "'klingon' is not supported"),
         ({"tokens": None}, "no vocabulary"),

@@ -378,6 +378,9 @@ class ServerInfo(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     BUCKET_WASTE_FIELD_NUMBER: _builtins.int
     DRAFTER_STATS_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_POSITION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of specd."""
     model: _builtins.str
@@ -390,6 +393,12 @@ class ServerInfo(_message.Message):
     """Format of the weights in memory, for instance "int4"."""
     layout: _builtins.str
     """Layout of a step, for instance "packed" or "rectangle"."""
+    kernels: _builtins.str
+    """What computes a step: the instruction set of the C++ core, for instance "avx512", or "torch"."""
+    weight_bytes: _builtins.int
+    """Bytes of weights that a step of one position reads."""
+    kv_bytes_per_position: _builtins.int
+    """Bytes of keys and values that a position of context holds."""
     @_builtins.property
     def probe_findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the probe of the arithmetic found at start, one sentence each."""
@@ -429,10 +438,13 @@ class ServerInfo(_message.Message):
         counters: Global___ServerCounters | None = ...,
         bucket_waste: _abc.Iterable[Global___BucketWaste] | None = ...,
         drafter_stats: _abc.Iterable[_types_pb2.DrafterStats] | None = ...,
+        kernels: _builtins.str = ...,
+        weight_bytes: _builtins.int = ...,
+        kv_bytes_per_position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic_fingerprint", b"arithmetic_fingerprint", "bucket_waste", b"bucket_waste", "counters", b"counters", "drafter_stats", b"drafter_stats", "drafters", b"drafters", "invariance", b"invariance", "layout", b"layout", "limits", b"limits", "model", b"model", "probe_findings", b"probe_findings", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic_fingerprint", b"arithmetic_fingerprint", "bucket_waste", b"bucket_waste", "counters", b"counters", "drafter_stats", b"drafter_stats", "drafters", b"drafters", "invariance", b"invariance", "kernels", b"kernels", "kv_bytes_per_position", b"kv_bytes_per_position", "layout", b"layout", "limits", b"limits", "model", b"model", "probe_findings", b"probe_findings", "version", b"version", "weight_bytes", b"weight_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,120 @@
+// The C interface: see core.h.
+#include "core.h"
+
+#include <cmath>
+#include <memory>
+#include <new>
+
+#include "isa.h"
+#include "packing.h"
+
+static_assert(sizeof(Part) == 24 && sizeof(Linear) == 32 && sizeof(Row) == 32);
+
+namespace {
+
+constexpr const Isa* ISAS[] = {&ISA_AVX2, &ISA_AVX512, &ISA_AVX512_BF16};
+
+}  // namespace
+
+struct Core {
+    const Model* model;
+    const Isa* isa;
+    Pool pool;
+    void* work;
+
+    Core(const Model* model, int64_t positions, int num_threads, const Isa* isa)
+        : model(model), isa(isa), pool(num_threads),
+          work(isa->workspace(*model, positions, num_threads)) {}
+    ~Core() { isa->discard(work); }
+};
+
+extern "C" {
+
+int32_t specd_abi_version() { return ABI_VERSION; }
+
+int32_t specd_supports(int32_t isa) {
+    __builtin_cpu_init();
+    switch (isa) {
+        case 0:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                   __builtin_cpu_supports("f16c");
+        case 1:
+            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                   __builtin_cpu_supports("avx512vnni") && specd_supports(0);
+        case 2: return specd_supports(1) && __builtin_cpu_supports("avx512bf16");
+        default: return 0;
+    }
+}
+
+Core* specd_create(const Model* model, int64_t max_positions, int32_t num_threads, int32_t isa) {
+    try {
+        return new Core(model, max_positions, num_threads, ISAS[isa]);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+void specd_destroy(Core* core) { delete core; }
+
+void specd_run(Core* core, const Step* step) {
+    core->pool.run([&](Crew& crew) {
+        core->isa->forward(crew, *core->model, *step, core->work);
+    });
+}
+
+void specd_linear(const Linear* linear, const float* activations, int64_t positions, float* out,
+                  int32_t num_threads, int32_t isa) {
+    Pool pool(num_threads);
+    ISAS[isa]->multiply(pool, *linear, activations, positions, out);
+}
+
+int64_t specd_packed_bytes(int32_t format, int64_t rows, int64_t columns) {
+    if (format < 0 || format >= NUM_FORMATS) return -1;
+    return blocks_of(rows) * block_bytes(static_cast<Format>(format), columns);
+}
+
+int64_t specd_source_bytes(int32_t type, int64_t columns) { return source_bytes(type, columns); }
+
+int32_t specd_exact_format(int32_t type) {
+    for (int32_t format = NUM_FORMATS - 1; format >= 0; --format) {
+        if (has_conversion(type, format) && (format != FORMAT_BF16 || type == SOURCE_BF16)) {
+            return format;
+        }
+    }
+    return -1;
+}
+
+int32_t specd_pack(int32_t type, int32_t format, const uint8_t* source, int64_t rows,
+                   int64_t columns, const int64_t* order, uint8_t* packed, int32_t num_threads) {
+    const int64_t row_bytes = source_bytes(type, columns);
+    if (row_bytes < 0 || !has_conversion(type, format)) return -1;
+    const int64_t size = block_bytes(static_cast<Format>(format), columns);
+    Pool pool(num_threads);
+    pool.run([&](Crew& crew) {
+        crew.each(blocks_of(rows), [&](int64_t block) {
+            const uint8_t* lanes[LANES];
+            const int64_t left = rows - block * LANES, count = left < LANES ? left : LANES;
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t row = block * LANES + i;
+                lanes[i] = source + (order ? order[row] : row) * row_bytes;
+            }
+            pack_block(static_cast<SourceType>(type), static_cast<Format>(format), lanes, count,
+                       columns, packed + block * size);
+        });
+    });
+    return 0;
+}
+
+void specd_unpack(int32_t format, const uint8_t* packed, int64_t columns, int64_t first,
+                  int64_t count, float* out, int32_t num_threads) {
+    Pool pool(num_threads);
+    pool.run([&](Crew& crew) {
+        crew.each(count, [&](int64_t row) {
+            unpack_row(static_cast<Format>(format), packed, columns, first + row,
+                       out + row * columns);
+        });
+    });
+}
+
+}  // extern "C"
