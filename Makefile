@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 setup: $(STAMP)
 
 # pip is upgraded first: an old one has no raw progress for `specd models pull`.
-$(STAMP): pyproject.toml clients/python/pyproject.toml
+# The C++ core is compiled on the way, where there is a compiler.
+$(STAMP): pyproject.toml clients/python/pyproject.toml $(wildcard specd/core/src/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install -e clients/python -e '.[dev]'

@@ -42,6 +42,7 @@ class Race:
         """Raises StartFailed for a model that cannot be used."""
         self.name = name
         self.chosen = chosen
+        self.load_before = os.getloadavg()[0]
         self.model = resolve(chosen.model)
         self.course = Course(tuple(chosen.prompts), chosen.streams, chosen.tokens, chosen.rounds)
         self.prompts = Prompts(text_ids(self.model))
@@ -113,6 +114,7 @@ class Race:
                 "cores": os.cpu_count(),
                 "cpu": _cpu_name(),
                 "python": platform.python_version(),
+                "load_before": self.load_before,
             },
             "contenders": report.roll(entries),
             "results": [],
@@ -132,6 +134,7 @@ class Race:
         if path := document.get("path"):
             report.show(report.overhead_lines(path), console)
         report.show(report.roll_lines(entries), console)
+        report.show(report.load_lines(self.load_before), console)
         if document["problem"]:
             report.show([f"not measured: {document['problem']}"], console)
         if self.chosen.plot and found:

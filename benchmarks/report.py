@@ -15,7 +15,8 @@ from rich.text import Text
 from benchmarks.contest import Entry, Figures
 
 _SPINNING = 0.05
-COLUMNS = 130
+_BUSY = 0.5  # processes that ran on average over the last minute
+COLUMNS = 140
 
 
 def console() -> Console:
@@ -117,6 +118,13 @@ def roll_lines(entries: Sequence[Entry]) -> list[str]:
         if (entry.idle_cpu_share or 0) > _SPINNING
     ]
     return lines
+
+
+def load_lines(load: float) -> list[str]:
+    """A warning where others used this machine: contenders that spin at barriers suffer most."""
+    if load < _BUSY:
+        return []
+    return [f"the machine was busy, load {load:.1f} before the start: compare nobody by this run"]
 
 
 def _short(reason: str | None) -> str:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,8 @@ def _is_healthy(port: int, path: str) -> bool:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(_STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_LIMIT_S)
+    finally:  # an impatient user's second interrupt included
         process.kill()
         process.wait()

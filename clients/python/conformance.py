@@ -211,6 +211,9 @@ async def inspect(client: Client, parameters: Json, _: Json) -> Json:
         "text": await client.detokenize(token_ids),
         "drafters": list(info.drafters),
         "max_rows": info.limits.max_rows,
+        "kernels": info.kernels,
+        "weight_bytes": info.weight_bytes,
+        "kv_bytes_per_position": info.kv_bytes_per_position,
         "running": info.counters.running,
         "reports": num_reports,
     }

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -24,14 +25,21 @@ from specd_client import Client, SpecdClientError
 from specd_client.v1 import model_pb2
 
 from specd.cli.bench_flags import OWN_FLAGS, PLAIN
-from specd.cli.bench_runs import CannotMeasure, Plan, Progress, document, measure_all
+from specd.cli.bench_runs import (
+    CannotMeasure,
+    Plan,
+    Progress,
+    Roofline,
+    document,
+    measure_all,
+)
 from specd.cli.calling import credentials, sentence
 from specd.cli.child import DaemonFailed, running_daemon
 
-COLUMNS = 116
+COLUMNS = 124
 _FAILED, _INTERRUPTED = 1, 130
 _NO_SHARE = (
-    "share of the memory bandwidth: left out, the daemon does not tell the bytes of a step; "
+    "share of the memory bandwidth: left out, this daemon did not measure it; "
     "`specd inspect MODEL` tells the bound"
 )
 # What a column shows of a document; None where there is nothing to show.
@@ -40,6 +48,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("prompt/s", "prefill_tokens_per_s", ".0f"),
     ("decode/s", "decode_tokens_per_s", ".1f"),
     ("all/s", "total_tokens_per_s", ".1f"),
+    ("memory", "roofline_share", ".0%"),
     ("speed-up", "speedup", ".2f"),
     ("accepted", "acceptance", ".0%"),
     ("per step", "tokens_per_step", ".2f"),
@@ -99,17 +108,28 @@ async def _measured(parsed: argparse.Namespace) -> dict[str, Any]:
         info = await client.server_info()
         with _progress() as progress:
             series = await measure_all(client, plan, progress)
+    roofline = _roofline(info)
     results = []
     for one in series:
         if one.setting.is_plain:
             plain = one
-        results.append(document(one, plain))
+        results.append(document(one, plain, roofline))
     return {
         "server": _server(info),
         "settings": _settings(plan),
-        "roofline": None,
+        "roofline": None if roofline is None else asdict(roofline),
         "results": results,
     }
+
+
+def _roofline(info: model_pb2.ServerInfo) -> Roofline | None:
+    if not info.read_bytes_per_second:
+        return None
+    return Roofline(
+        weight_bytes=info.weight_bytes,
+        kv_bytes_per_position=info.kv_bytes_per_position,
+        read_bytes_per_second=info.read_bytes_per_second,
+    )
 
 
 def _plan(parsed: argparse.Namespace) -> Plan:
@@ -139,6 +159,7 @@ def _server(info: model_pb2.ServerInfo) -> dict[str, Any]:
         "version": info.version,
         "model": info.model,
         "weights": info.weights,
+        "kernels": info.kernels,
         "invariance": model_pb2.InvarianceMode
         .Name(info.invariance)
         .removeprefix("INVARIANCE_MODE_")
@@ -163,7 +184,8 @@ def _show(found: dict[str, Any]) -> None:
     server, settings = found["server"], found["settings"]
     console.print(
         Text(
-            f"{server['model']}, weights {server['weights']}, invariance {server['invariance']}; "
+            f"{server['model']}, weights {server['weights']}, kernels {server['kernels']}, "
+            f"invariance {server['invariance']}; "
             f"{settings['new_tokens']} new tokens, temperature {settings['temperature']:g}, "
             f"medians of {settings['rounds']} rounds; p50, p99: between two arrivals"
         ),
@@ -172,7 +194,17 @@ def _show(found: dict[str, Any]) -> None:
     console.print(_table(found["results"]))
     if any(not result["same_tokens_as_plain"] for result in found["results"]):
         console.print(Text("!: other tokens than plain decoding"))
-    console.print(Text(_NO_SHARE), soft_wrap=True)
+    roofline = found["roofline"]
+    console.print(Text(_NO_SHARE if roofline is None else _bound(roofline)), soft_wrap=True)
+
+
+def _bound(roofline: dict[str, Any]) -> str:
+    """What "memory" in the table is a share of."""
+    weights, speed = roofline["weight_bytes"], roofline["read_bytes_per_second"]
+    return (
+        f"memory: of the {speed / 1e9:.1f} GB/s at which the daemon read its weights at start; a "
+        f"step reads {weights / 1e9:.2f} GB of weights ({speed / weights:.1f} steps/s at most)"
+    )
 
 
 def _table(results: list[dict[str, Any]]) -> Table:

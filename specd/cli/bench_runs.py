@@ -57,6 +57,20 @@ class Plan:
     temperature: float
 
 
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What bounds a step of the daemon: bytes of weights, KV bytes per position, bytes/s read."""
+
+    weight_bytes: int
+    kv_bytes_per_position: int
+    read_bytes_per_second: int
+
+    def share(self, context: float, streams: int, steps_per_s: float) -> float:
+        """Of the memory bandwidth that steps take, each of which reads all streams' contexts."""
+        kv = self.kv_bytes_per_position * context * streams
+        return steps_per_s * (self.weight_bytes + kv) / self.read_bytes_per_second
+
+
 @dataclass(slots=True)
 class Series:
     """All runs of one setting under one load: a list of streams per round."""
@@ -91,25 +105,32 @@ def window(ids: Sequence[int], length: int, *, round_number: int, stream: int) -
     return [ids[(start + place) % len(ids)] for place in range(length)]
 
 
-def document(series: Series, plain: Series) -> dict[str, Any]:
+def document(series: Series, plain: Series, roofline: Roofline | None) -> dict[str, Any]:
     """The figures of a series, beside those of plain decoding under the same load."""
     runs = series.all_runs
     timings = [run.timing for run in runs]
     first_s = statistics.median(timing.first_token_s for timing in timings)
     gaps_s = [gap for timing in timings for gap in timing.gaps_s]
     pairs = zip(series.totals, plain.totals, strict=True)
+    drafting = _drafting(runs)
+    decode = _median([timing.decode_tokens_per_s for timing in timings])
+    share = None
+    if roofline is not None and decode is not None:
+        context = series.prompt_tokens + len(runs[0].token_ids) / 2
+        share = roofline.share(context, series.streams, decode / drafting["tokens_per_step"])
     return {
         "prompt_tokens": series.prompt_tokens,
         "streams": series.streams,
         "drafter": None if series.setting.is_plain else series.setting.name,
         "first_token_ms": first_s * 1e3,
         "prefill_tokens_per_s": series.prompt_tokens / first_s,
-        "decode_tokens_per_s": _median([timing.decode_tokens_per_s for timing in timings]),
+        "decode_tokens_per_s": decode,
         "total_tokens_per_s": statistics.median(series.totals),
         "latency_ms": {"p50": _ms(percentile(gaps_s, 0.5)), "p99": _ms(percentile(gaps_s, 0.99))},
         "speedup": statistics.median(ours / theirs for ours, theirs in pairs),
         "same_tokens_as_plain": series.token_ids == plain.token_ids,
-    } | _drafting(runs)
+        "roofline_share": share,
+    } | drafting
 
 
 def _drafting(runs: Sequence[Run]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _show(found: Inspection, speed: Bandwidth | None, *, with_tensors: bool) -> 
             console.print(Text(line))
     if found.problem is not None:
         console.print()
-        console.print(Text(f"It cannot be served: {found.problem}"))
+        console.print(Text(f"It cannot be served: {found.problem}"), soft_wrap=True)
 
 
 def _numbers_table(found: Inspection) -> Table:

@@ -7,6 +7,7 @@ core points to is held here for as long as the core lives.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from specd.model.weights import LayerWeights, ModelWeights
 
 Ints = npt.NDArray[np.int64]
 
+_READS = 3
 _ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of core.h
 
 
@@ -72,6 +74,20 @@ class CoreDecoder:
         """
         config = self.config
         return (config.num_layers, num_pages, 2, config.num_kv_heads, config.head_dim * PAGE)
+
+    def read_bytes_per_second(self) -> int:
+        """Read all weights of a step, three times; the fastest. The bound of plain decoding."""
+        parts = [part for linear in self.weights.linears() for part in _matrices(linear)]
+        data = np.array([part.data.ctypes.data for part in parts], np.int64)
+        sizes = np.array([part.data.nbytes for part in parts], np.int64)
+        seconds = []
+        for _ in range(_READS):
+            start = time.perf_counter()
+            self._core.specd_read(
+                data.ctypes.data, sizes.ctypes.data, len(parts), torch.get_num_threads()
+            )
+            seconds.append(time.perf_counter() - start)
+        return round(int(sizes.sum()) / min(seconds))
 
     def run(
         self, tokens: Ints, rows: Sequence[CoreRow], wanted: Ints, cache: Tensor, logits: Tensor

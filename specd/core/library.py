@@ -32,8 +32,9 @@ _SIGNATURES: Final = {
     "specd_exact_format": (c_int32, (c_int32,)),
     "specd_pack": (
         c_int32,
-        (c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+        (c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int32),
     ),
+    "specd_read": (c_int64, (c_void_p, c_void_p, c_int64, c_int32)),
     "specd_unpack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32)),
 }
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
 from specd.core import library
@@ -26,8 +26,8 @@ FORMATS = (FP32, BF16, "q4_s", "q4_m", "q4_k", "q5_s", "q5_m", "q5_k", "q6_k", "
 
 _F32 = int(GGMLQuantizationType.F32)
 _HUGE_PAGE = 1 << 21
-# Rows that are numbers for a moment, between blocks and another format.
-_PASSING_BYTES = 1 << 24
+# What is in memory twice while it is packed.
+_PIECE_BYTES = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,77 +69,51 @@ def pack(tensor: TensorInfo, wanted: str | None, order: Order, num_threads: int)
     """
     raw = rows_of(tensor)
     source = int(GGMLQuantizationType[tensor.type_name])
-    number = library.check(_core().specd_exact_format(source))
-    exact = FORMATS[number]
+    exact = FORMATS[library.check(_core().specd_exact_format(source))]
     rows, columns = tensor.shape
-    order = None if order is None else np.ascontiguousarray(order, np.int64)
-    target = wanted or exact
-    if target == exact or exact in (FP32, BF16):
-        made = _pack(source, target, raw, rows, columns, order, num_threads)
-    else:
-        made = _through_numbers(source, exact, target, raw, (rows, columns), order, num_threads)
+    matrix = _empty(wanted or exact, rows, columns)
+    for first, count in _pieces(rows, len(raw[0]), columns):
+        piece = slice(first, first + count)
+        chosen = raw[piece] if order is None else raw[order[piece]]
+        if matrix.format == exact or exact in (FP32, BF16):
+            _pack(source, chosen, matrix, first, num_threads)
+        else:
+            passing = _empty(exact, count, columns)
+            _pack(source, chosen, passing, 0, num_threads)
+            _pack(_F32, passing.numbers().view(np.uint8), matrix, first, num_threads)
+        if order is None:
+            give_back(raw[piece])
     give_back(raw)
-    return made
+    return matrix
 
 
-def _pack(
-    source: int,
-    target: str,
-    raw: U8,
-    rows: int,
-    columns: int,
-    order: npt.NDArray[np.int64] | None,
-    num_threads: int,
-    into: U8 | None = None,
-) -> Matrix:
-    format = FORMATS.index(target)
-    size = library.check(_core().specd_packed_bytes(format, rows, columns))
-    data = memory(size) if into is None else into
+def _pieces(rows: int, row_bytes: int, columns: int) -> Iterator[tuple[int, int]]:
+    """(first row, rows) of pieces that are whole blocks of 16 rows but for the last."""
+    step = max(1, _PIECE_BYTES // (max(row_bytes, 4 * columns) * LANES)) * LANES
+    yield from ((first, min(step, rows - first)) for first in range(0, rows, step))
+
+
+def _empty(format: str, rows: int, columns: int) -> Matrix:
+    size = library.check(_core().specd_packed_bytes(FORMATS.index(format), rows, columns))
+    return Matrix(format, rows, columns, memory(size))
+
+
+def _pack(source: int, raw: U8, to: Matrix, first: int, num_threads: int) -> None:
+    """Pack rows [rows, bytes] to where row `first` of a matrix begins; a multiple of 16."""
+    format = FORMATS.index(to.format)
+    before = library.check(_core().specd_packed_bytes(format, first, to.columns))
+    raw = np.ascontiguousarray(raw)
     library.check(
         _core().specd_pack(
             source,
             format,
             raw.ctypes.data,
-            rows,
-            columns,
-            None if order is None else order.ctypes.data,
-            data.ctypes.data,
+            len(raw),
+            to.columns,
+            to.data[before:].ctypes.data,
             num_threads,
         )
     )
-    return Matrix(target, rows, columns, data)
-
-
-def _through_numbers(
-    source: int,
-    exact: str,
-    target: str,
-    raw: U8,
-    shape: tuple[int, int],
-    order: npt.NDArray[np.int64] | None,
-    num_threads: int,
-) -> Matrix:
-    """Blocks to fp32 or bf16, some rows at a time."""
-    rows, columns = shape
-    block = library.check(_core().specd_packed_bytes(FORMATS.index(target), LANES, columns))
-    data = memory(-(-rows // LANES) * block)
-    step = max(1, _PASSING_BYTES // (4 * columns * LANES)) * LANES
-    for first in range(0, rows, step):
-        count = min(step, rows - first)
-        chosen = np.arange(first, first + count) if order is None else order[first : first + count]
-        passing = _pack(source, exact, raw, count, columns, chosen, num_threads).numbers()
-        into = data[first // LANES * block :]
-        _pack(
-            _F32,
-            target,
-            passing.reshape(-1).view(np.uint8),
-            count,
-            columns,
-            None,
-            num_threads,
-            into,
-        )
-    return Matrix(target, rows, columns, data)
 
 
 def memory(num_bytes: int) -> U8:

@@ -35,6 +35,7 @@ class CoreRunner:
         self.layout = every_total(decoder.max_positions)
         self.num_pages = num_pages
         self.weight_bytes = sum(linear.bytes for linear in decoder.weights.linears())
+        self.read_bytes_per_second = decoder.read_bytes_per_second()
         self.kv_bytes_per_position = (
             decoder.config.num_layers * decoder.config.kv_width * decoder.weights.kv_dtype.itemsize
         )

@@ -47,6 +47,7 @@ class EagerRunner:
     """Runs steps over static buffers. All methods belong to the device thread."""
 
     kernels = "torch"
+    read_bytes_per_second = 0
 
     def __init__(
         self, decoder: Decoder, *, num_pages: int, layout: LayoutSpec, strict: bool

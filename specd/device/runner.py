@@ -20,6 +20,7 @@ class Runner(Protocol):
     kernels: what computes a step, for instance `avx512` or `torch`. num_pages: usable pages.
     weight_bytes: what a step of one position reads of the weights, the embedding's table left out.
     kv_bytes_per_position: what a position of context holds in the cache.
+    read_bytes_per_second: how fast the weights were read at start; 0 where it was not measured.
     """
 
     kernels: str
@@ -27,6 +28,7 @@ class Runner(Protocol):
     num_pages: int
     weight_bytes: int
     kv_bytes_per_position: int
+    read_bytes_per_second: int
 
     @property
     def config(self) -> ModelConfig: ...

@@ -85,6 +85,7 @@ def server_info(rooms: Rooms) -> pb.ServerInfo:
         kernels=booted.runner.kernels,
         weight_bytes=booted.runner.weight_bytes,
         kv_bytes_per_position=booted.runner.kv_bytes_per_position,
+        read_bytes_per_second=booted.runner.read_bytes_per_second,
     )
 
 

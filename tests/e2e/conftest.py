@@ -40,7 +40,7 @@ def odd_toy(models: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def slow_toy(models: Path) -> Path:
-    """Loads for seconds: it has many layers to warm up, in many buckets."""
+    """Loads for seconds in torch: it has many layers to warm up, in many buckets."""
     path = models / "slow.gguf"
     build_toy_model(path, layers=24, ffn=1024, context_length=4096)
     return path
@@ -48,9 +48,9 @@ def slow_toy(models: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def long_toy(models: Path) -> Path:
-    """Its context takes more than ten seconds to fill."""
+    """Its context takes longer to fill than any test lasts: about a minute."""
     path = models / "long-context.gguf"
-    build_toy_model(path, context_length=16_384)
+    build_toy_model(path, context_length=65_536)
     return path
 
 

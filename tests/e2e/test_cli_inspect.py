@@ -9,11 +9,17 @@ from typing import Any
 
 import grpc
 import pytest
+from gguf import GGMLQuantizationType
 from specd_client.v1 import model_pb2, model_pb2_grpc
 
+from specd.core import library
 from tests.support.commands import specd
 from tests.support.daemon import Daemon, spawned
-from tests.support.toy_gguf import build_toy_model
+
+# How blocks of type Q4_1 are held, by the core where it was built and by torch.
+IN_MEMORY = "q4_m" if library.supported() else "int4"
+# Where a GGUF file says a tensor's type: behind its name, two dimensions and their number.
+TYPE_OFFSET = 4 + 2 * 8
 
 
 def _inspect(model: Path | str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -47,18 +53,24 @@ def test_it_tells_of_the_tokenizer_what_the_daemon_tells(daemon: Daemon, toy: Pa
     assert document["numbers"]["context_length"] == info.context_length
 
 
-def test_the_document_has_formats_errors_and_the_floor(odd_toy: Path) -> None:
+def test_the_document_has_formats_and_the_floor(odd_toy: Path) -> None:
     document = _document(odd_toy, "--context", "64")
     assert (document["can_be_served"], document["problem"]) == (True, None)
     layers = [group for group in document["groups"] if group["use"] == "layer"]
-    assert [(group["type"], group["format"]) for group in layers] == [("Q4_1", "int4")]
-    assert 0 < layers[0]["relative_rms_error"] < 0.01
+    assert [(group["type"], group["format"]) for group in layers] == [("Q4_1", IN_MEMORY)]
     step = document["step"]
     assert step["total_bytes"] == step["layer_bytes"] + step["head_bytes"] + step["kv_bytes"]
     assert step["kv_bytes"] == 64 * 2 * 2 * 2 * 32 * 2  # layers, K and V, heads, elements, bf16
     assert step["floor_ms"] == pytest.approx(step["total_bytes"] / step["read_bytes_per_s"] * 1000)
     assert step["ceiling_tokens_per_s"] == pytest.approx(1000 / step["floor_ms"])
     assert step["threads"] == 1
+
+
+def test_formats_and_errors_are_those_of_the_kernels_that_are_asked_for(odd_toy: Path) -> None:
+    groups = _document(odd_toy, "--kernels", "torch")["groups"]
+    (layers,) = (group for group in groups if group["use"] == "layer")
+    assert (layers["type"], layers["format"]) == ("Q4_1", "int4")
+    assert 0 < layers["relative_rms_error"] < 0.01  # scales in bf16; the core keeps every bit
 
 
 def test_the_format_in_memory_is_the_one_that_was_asked_for(odd_toy: Path) -> None:
@@ -73,7 +85,7 @@ def test_the_tables_fit_one_hundred_columns(odd_toy: Path) -> None:
     assert max(map(len, done.stdout.splitlines()[1:])) <= 100
     for word in (
         "Q4_1",
-        "int4",
+        IN_MEMORY,
         "chat template: yes",
         "blk.1.ffn_down.weight",
         "tokens/s",
@@ -98,12 +110,18 @@ def test_an_architecture_that_cannot_be_served_is_told_of_all_the_same(foreign: 
     assert done.stderr == f"specd: {document['problem']}\n"
 
 
-def test_block_types_that_cannot_be_served_are_told_of_all_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "q5.gguf"
-    build_toy_model(path, linear_type="Q5_1")  # type: ignore[arg-type]
+def test_block_types_that_cannot_be_served_are_told_of_all_the_same(
+    tmp_path: Path, odd_toy: Path
+) -> None:
+    path, name = tmp_path / "iq4.gguf", b"blk.1.ffn_down.weight"
+    whole = bytearray(odd_toy.read_bytes())
+    # Blocks of this type are smaller, so that they lie where the others lay.
+    place = whole.index(name) + len(name) + TYPE_OFFSET
+    whole[place] = GGMLQuantizationType.IQ4_NL
+    path.write_bytes(whole)
     document = _document(path, status=1)
-    assert "has block type Q5_1, which is not supported" in document["problem"]
-    assert {group["type"] for group in document["groups"]} == {"Q5_1", "F32"}
+    assert "has block type IQ4_NL, which is not supported" in document["problem"]
+    assert {group["type"] for group in document["groups"]} == {"IQ4_NL", "Q4_1", "F32"}
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "truncated", "missing", "folder"])

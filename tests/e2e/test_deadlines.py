@@ -6,13 +6,14 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from specd_client import Client, DeadlineExceeded, Finished
+from specd_client import CallFailed, Client, DeadlineExceeded, Finished
 from specd_client.errors import error_from
 
 from tests.e2e.calls import PATIENCE_S, answer, quiet, stream_request, stubs, wait_for
@@ -47,22 +48,40 @@ def _stopped_reader(address: str) -> Iterator[None]:
             reader.kill()
 
 
+async def _too_late(address: str, ids: list[int], limit_s: float) -> CallFailed | None:
+    """The error of a call with this time limit; None where the answer came in time."""
+    request = stream_request(input={"tokens": {"ids": ids}}, stop={"max_new_tokens": 1})
+    async with stubs(address) as raw:
+        await raw.channel.channel_ready()
+        try:
+            async for _ in raw.generation.StreamGenerate(request, timeout=limit_s):
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error_from(error)
+    return None
+
+
 @pytest.mark.asyncio
 async def test_a_prompt_that_cannot_be_done_in_time_is_refused_at_once(slow_toy: Path) -> None:
     ids = [7] * 4000
     async with running_daemon(slow_toy) as daemon, Client(daemon.address) as client:
+        begin_s = time.monotonic()
         run = await answer(client, ids, max_new_tokens=1)
         assert run.usage.completion_tokens == 1
-        before = (await client.server_info()).counters.steps
-        async with stubs(daemon.address) as raw:
-            request = stream_request(input={"tokens": {"ids": ids}})
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await raw.generation.StreamGenerate(request, timeout=0.2).read()
-        error = error_from(refused.value)
+        limit_s = time.monotonic() - begin_s
+        reason = ""
+        while reason != "DEADLINE_TOO_SHORT":
+            limit_s /= 2
+            assert limit_s > 0.001, "no deadline is too short for it"
+            before = (await client.server_info()).counters.steps
+            error = await _too_late(daemon.address, ids, limit_s)
+            reason = error.reason if error is not None else ""
+            steps = (await client.server_info()).counters.steps - before
+            await quiet(client)
         assert isinstance(error, DeadlineExceeded)
-        assert error.reason == "DEADLINE_TOO_SHORT"
-        assert 0 < float(error.metadata["time_left_s"]) <= 0.2 < float(error.metadata["needed_s"])
-        assert (await client.server_info()).counters.steps == before, "nothing of it has run"
+        left_s, needed_s = (float(error.metadata[name]) for name in ("time_left_s", "needed_s"))
+        assert 0 < left_s <= limit_s and left_s < needed_s
+        assert steps == 0, "nothing of it has run"
         assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
 
 
@@ -114,6 +133,6 @@ async def test_a_peer_that_says_nothing_any_more_is_given_up(long_toy: Path) -> 
     async with running_daemon(long_toy, *flags) as daemon, Client(daemon.address) as client:
         with _stopped_reader(daemon.address):
             await wait_for(client, running=1)
-            # By itself the stream would end after sixteen thousand tokens.
+            # By itself the stream would end where the context does.
             await wait_for(client, running=0, pages_used=0)
-            assert (await client.server_info()).counters.steps < 16_000
+            assert (await client.server_info()).counters.steps < 60_000

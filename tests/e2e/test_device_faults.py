@@ -17,6 +17,7 @@ from tests.e2e.calls import PROMPT, PROMPTS, answer, quiet, wait_for
 from tests.support.daemon import Daemon, spawned
 
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
+KERNELS = ("auto", "torch")
 STATUS = health_pb2.HealthCheckResponse
 
 
@@ -38,11 +39,12 @@ async def _end(stream: Any) -> Exception | None:
     return None
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.asyncio
 async def test_a_step_that_fails_ends_its_own_streams_and_the_next_request_is_served(
-    long_toy: Path,
+    long_toy: Path, kernels: str
 ) -> None:
-    async with _faulty(long_toy, "--max-rows", "3") as (daemon, client):
+    async with _faulty(long_toy, "--max-rows", "3", "--kernels", kernels) as (daemon, client):
         before = await answer(client, seed=4, max_new_tokens=12)
         streams = [client.stream(prompt, **ENDLESS) for prompt in PROMPTS[:3]]
         waiting = asyncio.create_task(answer(client, seed=4, max_new_tokens=12))
@@ -58,11 +60,12 @@ async def test_a_step_that_fails_ends_its_own_streams_and_the_next_request_is_se
         assert daemon.wait_exit() == 0
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.asyncio
 async def test_a_lost_device_ends_every_stream_and_the_daemon_with_a_sentence(
-    long_toy: Path,
+    long_toy: Path, kernels: str
 ) -> None:
-    async with _faulty(long_toy, "--max-rows", "2") as (daemon, client):
+    async with _faulty(long_toy, "--max-rows", "2", "--kernels", kernels) as (daemon, client):
         watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == STATUS.SERVING
         running = [client.stream(prompt, **ENDLESS) for prompt in PROMPTS[:2]]

@@ -1,7 +1,8 @@
 """The law, seen from outside: no drafter and no neighbour changes a token.
 
 Plain runs (speculation off, one at a time) are made once by the daemon itself; the drafters that
-have to know the answer replay them from a file. Everything else is compared with them.
+have to know the answer replay them from a file. Everything else is compared with them. The whole
+table runs on the default kernels, which are the core where it was built, and a part of it in torch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 from specd_client import Client
 
+from specd.core import library
 from tests.e2e.calls import PROMPTS, answer, check_sums, drafter_stats, tokenized
 from tests.e2e.drafters_under_test import RECORDING, spec
 from tests.support.daemon import Daemon, daemon_process
@@ -49,12 +52,14 @@ class Law:
 
     daemon: Daemon
     recording: Path
+    kernels: str
     plain: dict[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
 
     async def record(self, client: Client) -> None:
         """Make the plain runs, once, and the file for the drafters."""
         if self.plain:
             return
+        assert (await client.server_info()).kernels == self.kernels
         texts = []
         for index, prompt in enumerate(PROMPTS):
             for sampling in SAMPLING:
@@ -72,18 +77,31 @@ def _options(index: int, sampling: str, drafter: str | None) -> dict[str, Any]:
     return options | SAMPLING[sampling] | {"drafters": [drafter]}
 
 
-@pytest.fixture(scope="module")
-def law(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Law]:
-    recording = tmp_path_factory.mktemp("law") / "recording.json"
-    flags = [part for name in LOADED for part in ("--drafter", name)]
+@contextmanager
+def _law(toy: Path, folder: Path, kernels: str, *flags: str) -> Iterator[Law]:
+    recording = folder / "recording.json"
+    drafters = [part for name in LOADED for part in ("--drafter", name)]
     with daemon_process(
         toy,
-        *flags,
+        *(*drafters, *flags),
         env={RECORDING: str(recording)},
         cwd=Path(__file__).parent,
         with_failing_drafters=True,
     ) as daemon:
-        yield Law(daemon, recording)
+        yield Law(daemon, recording, kernels)
+
+
+@pytest.fixture(scope="module")
+def law(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Law]:
+    fastest = (*library.supported(), "torch")[0]
+    with _law(toy, tmp_path_factory.mktemp("law"), fastest) as law:
+        yield law
+
+
+@pytest.fixture(scope="module")
+def torch_law(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Law]:
+    with _law(toy, tmp_path_factory.mktemp("law"), "torch", "--kernels", "torch") as law:
+        yield law
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
@@ -93,6 +111,18 @@ def law(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Law]:
 async def test_no_drafter_and_no_neighbour_changes_a_token(
     law: Law, kind: str | None, sampling: str, crowd: int
 ) -> None:
+    await _check_tokens(law, kind, sampling, crowd)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("kind", [None, "ngram", "oracle", "wrong", "ragged", "raising"])
+@pytest.mark.asyncio
+async def test_nor_does_any_in_torch(torch_law: Law, kind: str | None, sampling: str) -> None:
+    await _check_tokens(torch_law, kind, sampling, CROWDS[-1])
+
+
+async def _check_tokens(law: Law, kind: str | None, sampling: str, crowd: int) -> None:
+    """Run one combination with its neighbours, and compare all of them with the plain runs."""
     number = list(SAMPLING).index(sampling) * len(CROWDS) + CROWDS.index(crowd)
     drafter = spec(kind, number if kind in FAILING else 0) if kind not in {None, "ngram"} else kind
     cases = [(0, sampling, drafter)]

@@ -118,14 +118,14 @@ def _outcome(path: Path) -> tuple[int, str]:
 def unusable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """By name: exit status and output of a daemon that was given such a file."""
     folder = tmp_path_factory.mktemp("unusable")
-    factors = {"rope_freqs.weight": np.ones(16, np.float32)}
+    sinks = {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}
     build_toy_model(folder / "family.gguf", architecture="mamba")
-    build_toy_model(folder / "rotary.gguf", extra_tensors=factors)
-    whole = (folder / "rotary.gguf").read_bytes()
+    build_toy_model(folder / "sinks.gguf", extra_tensors=sinks)
+    whole = (folder / "sinks.gguf").read_bytes()
     (folder / "half.gguf").write_bytes(whole[: len(whole) // 2])
     with ThreadPoolExecutor(2) as pool:
         outcomes = pool.map(_outcome, sorted(folder.iterdir()))
-    return dict(zip(("family", "half", "rotary"), outcomes, strict=True))
+    return dict(zip(("family", "half", "sinks"), outcomes, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def unusable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     [
         ("family", ("architecture 'mamba' is not supported", "llama")),
         ("half", ("truncated",)),
-        ("rotary", ("rope_freqs.weight", "does not use")),
+        ("sinks", ("blk.0.attn_sinks.weight", "does not use")),
     ],
 )
 def test_a_file_that_cannot_be_served_ends_the_daemon_with_a_sentence(

@@ -24,7 +24,7 @@ from tests.support.daemon import Daemon, running_daemon, spawned
 
 HERE = Path(__file__).parent
 START_FAILED, WRONG_USAGE = 3, 2
-SLOW = ("--max-step-tokens", "4096")  # more buckets to warm up
+SLOW = ("--kernels", "torch", "--max-step-tokens", "4096")  # torch warms up every bucket
 STATUS = health_pb2.HealthCheckResponse
 # A client that finds nobody there tries again at once.
 EAGER = [

@@ -12,10 +12,19 @@ import argparse
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 WANTED = {"temperature": 0.0, "ignore_eos": True, "stream": True, "cache_prompt": False}
 RUN = 2  # tokens that come together, as behind an accepted draft
+
+
+def program(folder: Path) -> str:
+    """Write a program that runs this file, as a built llama-server is one; returns its path."""
+    path = folder / "llama-server"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 class Handler(BaseHTTPRequestHandler):

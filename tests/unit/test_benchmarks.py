@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +17,11 @@ from benchmarks import race, roofline
 from benchmarks.contenders import Field, contenders, reference
 from benchmarks.contest import Course, Entry, compete, figures, is_unfinished
 from benchmarks.peers.contract import Answer, Contender, Drafted, Peer, PeerAbsent, PeerFailed
-from benchmarks.peers.llama_server import LlamaServer, llama_server
-from benchmarks.peers.worker import ROOT, worker
 from benchmarks.prompts import Prompts
 from benchmarks.quality import Quality, windows
 from specd.cli.child import Child
 from specd.cli.timing import Timing, percentile, together_tokens_per_s
 from specd.errors import StartFailed
-from tests.support import fake_llama_server
 from tests.support.toy_gguf import build_toy_model
 
 COURSE = Course(prompt_tokens=(8, 20), streams=2, new_tokens=6, rounds=3)
@@ -219,105 +214,6 @@ def test_who_spins_while_idle_is_seen() -> None:
     assert spins > 0.1 > sleeps
 
 
-@pytest.fixture(scope="module")
-def fake_binary(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The fake as a program, as a built llama-server is one."""
-    path = tmp_path_factory.mktemp("fake") / "llama-server"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_llama_server.__file__} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
-def serving(binary: str, *flags: str) -> AbstractContextManager[LlamaServer]:
-    sizes = {"threads": 1, "streams": 2, "context": 64}
-    return llama_server(binary, Path("model.gguf"), **sizes, flags=flags)
-
-
-def test_llama_server_gives_every_token_once_with_its_drafts(fake_binary: str) -> None:
-    with serving(fake_binary) as peer:
-        one, other = peer.run([[5, 6], [70]], 8)
-        assert peer.version == "llama-server 7 (fake)"
-    assert one.token_ids == tuple(range(7, 15))
-    assert other.token_ids == tuple(range(71, 79))
-    assert [count for _, count in one.timing.arrivals] == [2, 2, 2, 2]
-    assert one.drafted == Drafted(
-        steps=4, draft_tokens=8, accepted_draft_tokens=4, pad_positions=None
-    )
-
-
-@pytest.mark.parametrize(
-    ("misbehave", "words"),
-    [
-        ("short", "7 tokens came instead of 8"),
-        ("status", "status 400"),
-        ("event", "out of room"),
-        ("garbage", "JSONDecodeError"),
-        ("hang-up", "2 tokens came instead of 8"),
-    ],
-)
-def test_llama_server_that_answers_something_else_has_failed(
-    fake_binary: str, misbehave: str, words: str
-) -> None:
-    with serving(fake_binary, "--misbehave", misbehave) as peer:
-        with pytest.raises(PeerFailed, match=words):
-            peer.run([[5, 6]], 8)
-
-
-def test_llama_server_that_does_not_start_is_absent_with_its_own_words(fake_binary: str) -> None:
-    with pytest.raises(PeerAbsent, match="status 4: error: no such model"):
-        with serving(fake_binary, "--misbehave", "start"):
-            pass
-    with pytest.raises(PeerAbsent, match="/no/server: No such file"):
-        with serving("/no/server"):
-            pass
-
-
-def test_a_worker_without_its_library_or_interpreter_is_absent() -> None:
-    sizes = ("--model", "x", "--threads", "1", "--context", "8")
-    with pytest.raises(PeerAbsent, match="No module named 'llama_cpp'"):
-        with worker(sys.executable, "benchmarks.peers.llama_python", *sizes):
-            pass
-    with pytest.raises(PeerAbsent, match="/no/python: No such file"):
-        with worker("/no/python", "benchmarks.peers.llama_python"):
-            pass
-
-
-@contextmanager
-def child(tmp_path: Path, body: str) -> Iterator[Any]:
-    """A worker whose module is `body`, which defines `load`."""
-    module = tmp_path / "child_of_a_test.py"
-    module.write_text(f"from benchmarks.peers import talk\n{body}\ntalk.serve(load)\n")
-    launcher = tmp_path / "python"
-    paths = f'PYTHONPATH="$PYTHONPATH:{tmp_path}"'
-    launcher.write_text(f'#!/bin/sh\n{paths} exec {sys.executable} "$@"\n')
-    launcher.chmod(0o755)
-    with worker(str(launcher), "child_of_a_test") as peer:
-        yield peer
-
-
-def test_a_worker_tells_what_went_wrong_and_goes_on(tmp_path: Path) -> None:
-    body = (
-        "def half(of):\n    print('noise')\n    return 1 / of\n"
-        "def load():\n    return 'child 1', {'half': half}"
-    )
-    with child(tmp_path, body) as peer:
-        assert peer.version == "child 1"
-        with pytest.raises(PeerFailed, match="ZeroDivisionError"):
-            peer.ask("half", of=0)
-        assert peer.ask("half", of=2) == 0.5
-
-
-def test_a_worker_that_dies_has_failed_with_its_last_words(tmp_path: Path) -> None:
-    body = (
-        "import os, sys\n"
-        "def die():\n    sys.stderr.write('no more')\n    sys.stderr.flush()\n    os._exit(9)\n"
-        "def load():\n    return 'child 1', {'die': die}"
-    )
-    with child(tmp_path, body) as peer:
-        with pytest.raises(PeerFailed, match="status 9: no more"):
-            peer.ask("die")
-
-
 def test_only_those_who_are_named_take_part_beside_specd() -> None:
     parser = race.parser_of(None, streams=1)
     flags = ["--model", "x", "--only"]
@@ -369,103 +265,10 @@ def test_windows_cover_the_text_and_leave_out_what_predicts_nothing() -> None:
     assert list(windows(range(10), 4, 100))[-1] == [8, 9]
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("toy") / "toy.gguf"
-    build_toy_model(path, layers=1, context_length=256)
-    return path
-
-
-def benchmark(name: str, *flags: str) -> tuple[int, dict[str, Any], str]:
-    """Run one as people do: status, the JSON line, all that it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *flags],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout
-
-
-def test_a_whole_decode_run_has_all_figures(toy: Path, fake_binary: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra bench")
-    picture = tmp_path / "decode.png"
-    status, found, shown = benchmark(
-        *("decode", "--model", str(toy), "--threads", "1", "--prompts", "6", "20"),
-        *("--tokens", "8", "--rounds", "2", "--llama-server", fake_binary),
-        *("--plot", str(picture)),
-    )
-    assert status == 0, found["problem"]
-    states = {one["name"]: one["state"] for one in found["contenders"]}
-    assert states["specd"] == states["specd, ngram"] == states["llama-server, ngram"] == "ran"
-    assert states["llama-cpp-python"] == states["vllm, bf16"] == "absent"
-    keys = [(one["prompt_tokens"], one["contender"]) for one in found["results"]]
-    ran = [name for name, state in states.items() if state == "ran"]
-    assert keys == [(length, name) for length in (6, 20) for name in ran]
-    for one in found["results"]:
-        for name in ("prefill", "decode", "total"):
-            assert one[f"{name}_tokens_per_s"] > 0
-            assert one[f"reference_{name}_ratio"] > 0
-    drafted = found["results"][1]
-    assert drafted["same_tokens_as_reference"] == 1.0
-    (cost,) = found["step_costs"]
-    assert list(cost["ms"]) == ["1", "4", "8", "32"] and cost["ratios"]["1"] == 1.0
-    assert found["path"]["gap_ms"] > 0 and found["path"]["step_ms"] > 0
-    bounds = found["roofline"]["bounds"]
-    assert [one["prompt_tokens"] for one in bounds] == [6, 20]
-    assert bounds[0]["file_tokens_per_s"] > bounds[1]["file_tokens_per_s"] > 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "absent: llama-cpp-python (--llama-python not given)" in shown
-
-
-@pytest.fixture(scope="module")
-def serve_run(toy: Path, fake_binary: str) -> tuple[int, dict[str, Any], str]:
-    """Three streams; one of the peers fails."""
-    return benchmark(
-        *("serve", "--model", str(toy), "--threads", "1", "--prompts", "6", "--streams", "3"),
-        *("--tokens", "8", "--rounds", "1", "--llama-server", fake_binary),
-        *("--llama-server-lookup", "--misbehave short"),
-    )
-
-
-def test_a_whole_serve_run_compares_streams_at_once(
-    serve_run: tuple[int, dict[str, Any], str],
-) -> None:
-    _, found, _ = serve_run
-    assert found["settings"]["streams"] == 3
-    assert [one["contender"] for one in found["results"]] == [
-        "specd",
-        "specd, ngram",
-        "llama-server",
-    ]
-    assert all(one["reference_total_ratio"] > 0 for one in found["results"])
-
-
-def test_a_peer_that_fails_is_told_by_the_exit_status(
-    serve_run: tuple[int, dict[str, Any], str],
-) -> None:
-    status, _, shown = serve_run
-    assert status == 1
-    assert "failed: llama-server, ngram (7 tokens came instead of 8)" in shown
-
-
-def test_prompts_beyond_the_context_are_refused_in_a_sentence(toy: Path) -> None:
+def test_prompts_beyond_the_context_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    toy = tmp_path / "toy.gguf"
+    build_toy_model(toy, layers=1, context_length=256)
     parser = race.parser_of(None, streams=1)
     chosen = parser.parse_args(["--model", str(toy), "--prompts", "8", "250"])
     with pytest.raises(StartFailed, match="^prompts and answers of 378 tokens are more than the "):
         race.Race("decode", chosen)
-
-
-def test_a_whole_quality_run_finds_fp32_equal_to_itself(toy: Path) -> None:
-    status, found, _ = benchmark(
-        *("quality", "--model", str(toy), "--threads", "1", "--weights", "bf16"),
-        *("--tokens", "90", "--window", "40"),
-    )
-    assert status == 0
-    itself, bf16 = found["results"]
-    assert itself["choice"] == "specd, fp32" and itself["kl_divergence"] == 0.0
-    assert itself["same_likeliest_token"] == 1.0
-    assert bf16["kl_divergence"] > 0 and bf16["positions"] == 90
-    assert bf16["perplexity"] == pytest.approx(itself["perplexity"], rel=0.05)

@@ -232,6 +232,9 @@ async function inspect(
     text: await client.detokenize(tokenIds),
     drafters: info.drafters,
     max_rows: info.limits.maxRows,
+    kernels: info.kernels,
+    weight_bytes: info.weightBytes,
+    kv_bytes_per_position: info.kvBytesPerPosition,
     running: info.counters.running,
     reports,
   };

@@ -33,7 +33,8 @@ export type DrafterStats = { readonly name: string; readonly breakerOpen: boolea
 /** STRICT: a request's tokens depend on the request alone. RELAXED: near-ties may flip. */
 export type Invariance = "STRICT" | "RELAXED" | "UNSPECIFIED";
 
-type Rebuilt = "invariance" | "limits" | "counters" | "bucketWaste" | "drafterStats";
+type Sizes = "weightBytes" | "kvBytesPerPosition";
+type Rebuilt = Sizes | "invariance" | "limits" | "counters" | "bucketWaste" | "drafterStats";
 
 /** A server, its settings and its counters. */
 export interface ServerInfo extends Readonly<Omit<ServerInfo__Output, Rebuilt>> {
@@ -42,6 +43,8 @@ export interface ServerInfo extends Readonly<Omit<ServerInfo__Output, Rebuilt>> 
   readonly counters: ServerCounters;
   readonly bucketWaste: readonly BucketWaste[];
   readonly drafterStats: readonly DrafterStats[];
+  readonly weightBytes: number;
+  readonly kvBytesPerPosition: number;
 }
 
 type SamplingFields = Omit<SamplingParams__Output, `_${string}` | "seed">;
@@ -71,6 +74,8 @@ export function serverInfoFrom(message: ServerInfo__Output | null): ServerInfo {
     drafterStats: message.drafterStats.map(({ name, breakerOpen, ...counts }) => {
       return { name, breakerOpen, ...counted(counts) };
     }),
+    weightBytes: Number(message.weightBytes),
+    kvBytesPerPosition: Number(message.kvBytesPerPosition),
   };
 }
 

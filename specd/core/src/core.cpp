@@ -1,7 +1,9 @@
 // The C interface: see core.h.
 #include "core.h"
 
+#include <atomic>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -69,6 +71,29 @@ void specd_linear(const Linear* linear, const float* activations, int64_t positi
     ISAS[isa]->multiply(pool, *linear, activations, positions, out);
 }
 
+int64_t specd_read(const uint8_t* const* regions, const int64_t* bytes, int64_t count,
+                   int32_t num_threads) {
+    constexpr int64_t PIECE = 1 << 18;
+    std::atomic<int64_t> total{0};
+    Pool pool(num_threads);
+    pool.run([&](Crew& crew) {
+        int64_t sum = 0;
+        for (int64_t region = 0; region < count; ++region) {
+            crew.phase((bytes[region] + PIECE - 1) / PIECE, 1, [&](int64_t first, int64_t last) {
+                const int64_t end = last * PIECE < bytes[region] ? last * PIECE : bytes[region];
+                for (int64_t i = first * PIECE; i + 64 <= end; i += 64) {
+                    _mm_prefetch(regions[region] + i + 4096, _MM_HINT_T0);
+                    int64_t line[8];
+                    std::memcpy(line, regions[region] + i, 64);
+                    for (int64_t value : line) sum ^= value;
+                }
+            });
+        }
+        total.fetch_xor(sum);
+    });
+    return total.load();
+}
+
 int64_t specd_packed_bytes(int32_t format, int64_t rows, int64_t columns) {
     if (format < 0 || format >= NUM_FORMATS) return -1;
     return blocks_of(rows) * block_bytes(static_cast<Format>(format), columns);
@@ -86,7 +111,7 @@ int32_t specd_exact_format(int32_t type) {
 }
 
 int32_t specd_pack(int32_t type, int32_t format, const uint8_t* source, int64_t rows,
-                   int64_t columns, const int64_t* order, uint8_t* packed, int32_t num_threads) {
+                   int64_t columns, uint8_t* packed, int32_t num_threads) {
     const int64_t row_bytes = source_bytes(type, columns);
     if (row_bytes < 0 || !has_conversion(type, format)) return -1;
     const int64_t size = block_bytes(static_cast<Format>(format), columns);
@@ -97,7 +122,7 @@ int32_t specd_pack(int32_t type, int32_t format, const uint8_t* source, int64_t 
             const int64_t left = rows - block * LANES, count = left < LANES ? left : LANES;
             for (int64_t i = 0; i < count; ++i) {
                 const int64_t row = block * LANES + i;
-                lanes[i] = source + (order ? order[row] : row) * row_bytes;
+                lanes[i] = source + row * row_bytes;
             }
             pack_block(static_cast<SourceType>(type), static_cast<Format>(format), lanes, count,
                        columns, packed + block * size);

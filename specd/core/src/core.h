@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-constexpr int32_t ABI_VERSION = 1;
+constexpr int32_t ABI_VERSION = 2;
 
 // How the weights of a matrix are stored. 16 output rows lie side by side, so that one vector
 // holds the same columns of 16 rows and no sum runs across a vector.
@@ -108,14 +108,17 @@ void specd_run(Core* core, const Step* step);
 void specd_linear(const Linear* linear, const float* activations, int64_t positions, float* out,
                   int32_t num_threads, int32_t isa);
 
+// Reads `count` regions, begin to end, and computes nothing worth having: what memory takes.
+int64_t specd_read(const uint8_t* const* regions, const int64_t* bytes, int64_t count,
+                   int32_t num_threads);
+
 int64_t specd_packed_bytes(int32_t format, int64_t rows, int64_t columns);  // -1: unknown format
 int64_t specd_source_bytes(int32_t type, int64_t columns);  // of one row; -1: unknown type
 // The format that keeps every bit of a source type; -1 if there is none.
 int32_t specd_exact_format(int32_t type);
-// Rows `order[0..rows)` of `source` (or all in turn where order is null) -> packed rows.
-// 0, or -1 where no conversion from `type` to `format` exists.
+// Rows of `source` -> packed rows. 0, or -1 where no conversion from `type` to `format` exists.
 int32_t specd_pack(int32_t type, int32_t format, const uint8_t* source, int64_t rows,
-                   int64_t columns, const int64_t* order, uint8_t* packed, int32_t num_threads);
+                   int64_t columns, uint8_t* packed, int32_t num_threads);
 // fp32 values of packed rows first .. first + count.
 void specd_unpack(int32_t format, const uint8_t* packed, int64_t columns, int64_t first,
                   int64_t count, float* out, int32_t num_threads);

@@ -167,22 +167,34 @@ void put_half(uint8_t* p, int lane, uint16_t value) { std::memcpy(p + 2 * lane, 
 // Where column `k` of row `lane` lies among a group's quants.
 int64_t byte_of(int k, int lane) { return 64 * (k / 4) + 4 * lane + k % 4; }
 
+uint32_t read32(const uint8_t* p) {
+    uint32_t value;
+    std::memcpy(&value, p, 4);
+    return value;
+}
+
+void add32(uint8_t* p, uint32_t bits) {
+    const uint32_t value = read32(p) | bits;
+    std::memcpy(p, &value, 4);
+}
+
+// Four columns of a row are 4 bytes of a vector. The group's bytes are zero before its first row.
 void put_quants(const Shape& shape, const Group& group, int lane, uint8_t* p) {
-    for (int k = 0; k < 32; ++k) {
-        const uint8_t quant = group.quants[k];
-        const int vector = k / 4;
-        const int64_t byte = byte_of(k, lane);
+    constexpr uint32_t nibble = 0x0f0f0f0f, one = 0x01010101, two = 0x03030303;
+    for (int vector = 0; vector < 8; ++vector) {
+        const uint32_t quants = read32(group.quants + 4 * vector);
         if (shape.bits == 8) {
-            p[byte] = quant;
+            add32(p + byte_of(4 * vector, lane), quants);
             continue;
         }
-        p[byte % 256] |= static_cast<uint8_t>((quant & 15) << (vector < 4 ? 0 : 4));
-        const int64_t place = byte % 64;
+        add32(p + 64 * (vector % 4) + 4 * lane, (quants & nibble) << (vector < 4 ? 0 : 4));
+        const uint32_t high = quants >> 4;
         if (shape.bits == 5) {
-            p[256 + 8 * vector + place / 8] |= static_cast<uint8_t>((quant >> 4) << place % 8);
+            // Bit 0 of four bytes, side by side.
+            const uint32_t bits = (high & one) * 0x01020408u >> 24;
+            p[256 + 8 * vector + lane / 2] |= static_cast<uint8_t>(bits << 4 * (lane % 2));
         } else if (shape.bits == 6) {
-            p[256 + 64 * (vector / 4) + place] |=
-                static_cast<uint8_t>((quant >> 4) << 2 * (vector % 4));
+            add32(p + 256 + 64 * (vector / 4) + 4 * lane, (high & two) << 2 * (vector % 4));
         }
     }
 }

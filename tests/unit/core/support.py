@@ -91,7 +91,7 @@ def multiply(
 
 def shifted(values: F32, by: int) -> F32:
     """A copy that begins `by` bytes behind a multiple of 64."""
-    raw = np.zeros(values.nbytes + 128, np.uint8)
+    raw = np.full(values.nbytes + 128, 0xFF, np.uint8)
     start = -raw.ctypes.data % 64 + by
     made = raw[start : start + values.nbytes].view(np.float32).reshape(values.shape)
     made[:] = values

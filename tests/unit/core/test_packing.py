@@ -114,7 +114,7 @@ def test_a_conversion_in_pieces_loses_no_row(
     tensor = any_blocks(kind, 75, 256, seed=3)
     order = np.random.default_rng(0).permutation(75)
     whole = pack(tensor, wanted, order, 1)
-    monkeypatch.setattr(packed, "_PASSING_BYTES", 32 * 256 * 4)
+    monkeypatch.setattr(packed, "_PIECE_BYTES", 32 * 256 * 4)
     pieces = pack(tensor, wanted, order, 1)
     assert np.array_equal(whole.data, pieces.data)
     values = reference(tensor)[order]

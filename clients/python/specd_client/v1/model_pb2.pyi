@@ -381,6 +381,7 @@ class ServerInfo(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_POSITION_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of specd."""
     model: _builtins.str
@@ -399,6 +400,8 @@ class ServerInfo(_message.Message):
     """Bytes of weights that a step of one position reads."""
     kv_bytes_per_position: _builtins.int
     """Bytes of keys and values that a position of context holds."""
+    read_bytes_per_second: _builtins.int
+    """How fast the weights were read at start, with nothing computed; 0 where it was not measured."""
     @_builtins.property
     def probe_findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the probe of the arithmetic found at start, one sentence each."""
@@ -441,10 +444,11 @@ class ServerInfo(_message.Message):
         kernels: _builtins.str = ...,
         weight_bytes: _builtins.int = ...,
         kv_bytes_per_position: _builtins.int = ...,
+        read_bytes_per_second: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic_fingerprint", b"arithmetic_fingerprint", "bucket_waste", b"bucket_waste", "counters", b"counters", "drafter_stats", b"drafter_stats", "drafters", b"drafters", "invariance", b"invariance", "kernels", b"kernels", "kv_bytes_per_position", b"kv_bytes_per_position", "layout", b"layout", "limits", b"limits", "model", b"model", "probe_findings", b"probe_findings", "version", b"version", "weight_bytes", b"weight_bytes", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic_fingerprint", b"arithmetic_fingerprint", "bucket_waste", b"bucket_waste", "counters", b"counters", "drafter_stats", b"drafter_stats", "drafters", b"drafters", "invariance", b"invariance", "kernels", b"kernels", "kv_bytes_per_position", b"kv_bytes_per_position", "layout", b"layout", "limits", b"limits", "model", b"model", "probe_findings", b"probe_findings", "read_bytes_per_second", b"read_bytes_per_second", "version", b"version", "weight_bytes", b"weight_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
