@@ -102,6 +102,7 @@ class CoreDecoder:
             logits: fp32 [len(wanted), vocab], written.
         """
         assert 0 < len(tokens) <= self.max_positions
+        assert 0 <= tokens.min() and tokens.max() < self.config.vocab_size
         tables = np.concatenate([np.asarray(row.pages, np.int64) for row in rows])
         described = np.empty((len(rows), 4), np.int64)
         offset, entry = 0, tables.ctypes.data

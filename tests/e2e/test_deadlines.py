@@ -80,7 +80,7 @@ async def test_a_prompt_that_cannot_be_done_in_time_is_refused_at_once(slow_toy:
             await quiet(client)
         assert isinstance(error, DeadlineExceeded)
         left_s, needed_s = (float(error.metadata[name]) for name in ("time_left_s", "needed_s"))
-        assert 0 < left_s <= limit_s and left_s < needed_s
+        assert 0 < left_s <= limit_s + 0.001 and left_s < needed_s  # told in milliseconds
         assert steps == 0, "nothing of it has run"
         assert (await answer(client, max_new_tokens=1)).usage.completion_tokens == 1
 

@@ -14,8 +14,10 @@ inline F kv_load(const float* p) { return f_load(p); }
 inline F kv_load(const uint16_t* p) { return f_from_half(p); }
 inline void kv_store(float* p, F x) { f_store(p, x); }
 inline void kv_store(uint16_t* p, F x) {
-    // The largest finite half; the second operand passes where it is NaN.
-    f_to_half(p, f_min(f_set1(65504.0f), f_max(f_set1(-65504.0f), x)));
+    // Held within the finite halves; the second operand passes where it is NaN. What is infinite
+    // becomes NaN: infinity times zero.
+    const F bounded = f_min(f_set1(65504.0f), f_max(f_set1(-65504.0f), x));
+    f_to_half(p, f_fma(x, f_zero(), bounded));
 }
 
 // Queries of one row and one KV head. q: [count][head_dim], scaled. out: the same shape.

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -42,8 +43,15 @@ class Crew {
 
 class Pool {
   public:
-    explicit Pool(int num_threads) : num_threads_(num_threads) {
-        for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    // Fewer threads where the system gives no more: they only share out what one could do.
+    explicit Pool(int num_threads) {
+        try {
+            for (int i = 1; i < num_threads; ++i) {
+                workers_.emplace_back([this, i] { work(i); });
+                ++num_threads_;
+            }
+        } catch (const std::exception&) {
+        }
     }
 
     ~Pool() {
@@ -109,7 +117,7 @@ class Pool {
         }
     }
 
-    const int num_threads_;
+    int num_threads_ = 1;
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     std::condition_variable wake_;

@@ -38,6 +38,7 @@ def test_a_log_line_stands_alone_above_a_bar_and_is_not_broken() -> None:
     record = logging.LogRecord("specd", logging.INFO, "", 0, message, None, None)
     _AboveBars(console).emit(record)
     bars.close()
+    assert _left_drawing() == []
     line = next(line for line in shown.getvalue().split("\n") if "x" * 100 in line)
     assert line.rpartition("\x1b[2K")[2] == message
 
