@@ -87,6 +87,9 @@ def assemble(
     loader = CoreLoader(source, config, settings.weights, isa=kernels)
     weights = read_weights(loader, config, loading)
     decoder = CoreDecoder(config, weights, isa=kernels, max_positions=settings.max_positions)
+    # What torch still does are small things. With threads it would keep one spinning behind each of
+    # them, beside the core's own: 4 ms of a step of 25 at 1.5B.
+    torch.set_num_threads(1)
     num_pages = _num_pages(settings, config, weights.kv_dtype)
     runner = CoreRunner(decoder, num_pages=num_pages)
     report = probe_core(runner)

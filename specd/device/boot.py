@@ -58,6 +58,7 @@ def boot(settings: DeviceSettings, progress: Progress = lambda stage, done, tota
     """
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
+    num_threads = torch.get_num_threads()
     file = open_model(settings.model_path)
     config = config_from_gguf(file.metadata)
     tokenizer = Tokenizer.from_source(file)
@@ -78,7 +79,7 @@ def boot(settings: DeviceSettings, progress: Progress = lambda stage, done, tota
         num_pages=assembled.runner.num_pages,
         invariance=promised,
         report=report,
-        fingerprint=fingerprint(file.files, formats, kernels, promised),
+        fingerprint=fingerprint(file.files, formats, kernels, num_threads, promised),
     )
 
 
@@ -96,7 +97,11 @@ def _log_report(settings: DeviceSettings, report: ProbeReport, promised: Invaria
 
 
 def fingerprint(
-    files: Sequence[Path], formats: Sequence[str], kernels: str, invariance: Invariance
+    files: Sequence[Path],
+    formats: Sequence[str],
+    kernels: str,
+    num_threads: int,
+    invariance: Invariance,
 ) -> str:
     """Hash of all that decides a bit: equal fingerprints promise equal tokens."""
     facts = {
@@ -106,7 +111,7 @@ def fingerprint(
         "kernels": kernels,
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
+        "threads": num_threads,
         "invariance": invariance,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

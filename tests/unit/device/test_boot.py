@@ -194,7 +194,7 @@ def test_strict_is_not_promised_where_the_probe_found_something(
     monkeypatch.setattr("specd.device.probe.sample", lambda *arguments: next(sums))
     booted = boot(settings_for(toy_path))
     assert booted.invariance == "relaxed"
-    facts = [toy_path], ["bf16", "bf16"], booted.runner.kernels
+    facts = [toy_path], ["bf16", "bf16"], booted.runner.kernels, 1
     strict = fingerprint(*facts, "strict")
     assert booted.fingerprint == fingerprint(*facts, "relaxed") != strict
 
