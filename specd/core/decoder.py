@@ -53,12 +53,12 @@ class CoreDecoder:
         self.config = config
         self.weights = weights
         self.isa = isa
-        self._num_threads = torch.get_num_threads()
+        self.num_threads = torch.get_num_threads()
         self.max_positions = max_positions
         self._core = core
         self._model = self._structure()
         self._handle = core.specd_create(
-            self._model, max_positions, self._num_threads, library.ISAS[isa]
+            self._model, max_positions, self.num_threads, library.ISAS[isa]
         )
         if not self._handle:
             raise StartFailed(f"there is no memory for steps of {max_positions} positions")
@@ -85,7 +85,7 @@ class CoreDecoder:
         for _ in range(_READS):
             start = time.perf_counter()
             self._core.specd_read(
-                data.ctypes.data, sizes.ctypes.data, len(parts), self._num_threads
+                data.ctypes.data, sizes.ctypes.data, len(parts), self.num_threads
             )
             seconds.append(time.perf_counter() - start)
         return round(int(sizes.sum()) / min(seconds))

@@ -11,8 +11,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
+from specd.core import library
 from specd.device.assembly import DeviceSettings
 from specd.device.boot import boot, fingerprint
+from specd.device.core_runner import CoreRunner
 from specd.device.eager import EagerRunner
 from specd.errors import ModelFileError, StartFailed
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
@@ -175,8 +177,19 @@ def test_a_boot_reports_its_stages_in_order(toy_path: Path) -> None:
 def test_the_asked_number_of_threads_is_set(toy_path: Path) -> None:
     before = torch.get_num_threads()
     try:
-        boot(settings_for(toy_path, num_threads=2))
+        boot(settings_for(toy_path, num_threads=2, kernels="torch"))
         assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not library.supported(), reason="there is no core here")
+def test_the_core_has_the_threads_and_torch_leaves_none_spinning(toy_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        runner = boot(settings_for(toy_path, num_threads=3)).runner
+        assert isinstance(runner, CoreRunner)
+        assert (runner.decoder.num_threads, torch.get_num_threads()) == (3, 1)
     finally:
         torch.set_num_threads(before)
 
