@@ -84,9 +84,7 @@ class CoreDecoder:
         seconds = []
         for _ in range(_READS):
             start = time.perf_counter()
-            self._core.specd_read(
-                data.ctypes.data, sizes.ctypes.data, len(parts), self.num_threads
-            )
+            self._core.specd_read(data.ctypes.data, sizes.ctypes.data, len(parts), self.num_threads)
             seconds.append(time.perf_counter() - start)
         return round(int(sizes.sum()) / min(seconds))
 
