@@ -28,6 +28,7 @@ from specd.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("specd.boot")
 
+_SHOWN_FINDINGS = 3
 _HASH_CHUNK = 1 << 24
 
 
@@ -92,8 +93,10 @@ def _log_report(settings: DeviceSettings, report: ProbeReport, promised: Invaria
         promised,
     )
     if settings.invariance == "strict" and promised == "relaxed":
-        for finding in report.findings:
+        for finding in report.findings[:_SHOWN_FINDINGS]:
             _log.warning("strict invariance is not promised on this machine: %s", finding)
+        if more := len(report.findings[_SHOWN_FINDINGS:]):
+            _log.warning("and %d more findings, which GetServerInfo tells", more)
 
 
 def fingerprint(

@@ -186,7 +186,7 @@ def config_from_gguf(metadata: Mapping[str, object]) -> ModelConfig:
         ffn_size=fields.integer("feed_forward_length"),
         vocab_size=_vocab_size(metadata, fields),
         context_length=context_length,
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-5),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
         # A window as long as the context hides nothing.
         windows=tuple(window if each and window < context_length else 0 for each in local),
         ropes=ropes,

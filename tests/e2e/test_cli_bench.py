@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specd.core import library
 from tests.e2e.calls import CONTEXT_LENGTH
 from tests.e2e.test_start import free_port
 from tests.support.commands import specd
@@ -69,18 +70,30 @@ def test_drafts_change_no_token(measured: dict[str, Any]) -> None:
     assert measured["server"]["invariance"] == "strict"
 
 
-def test_the_share_of_the_bandwidth_is_left_out_and_said_so(
-    daemon: Daemon, measured: dict[str, Any]
-) -> None:
-    assert measured["roofline"] is None
-    assert "share of the memory bandwidth: left out" in bench(daemon, "--drafter", "none").stdout
+@pytest.mark.skipif(not library.supported(), reason="there is no core here")
+def test_the_share_of_the_bandwidth_is_what_the_steps_read_of_it(measured: dict[str, Any]) -> None:
+    roofline = measured["roofline"]
+    for result in measured["results"]:
+        steps_per_s = result["decode_tokens_per_s"] / result["tokens_per_step"]
+        context = result["prompt_tokens"] + measured["settings"]["new_tokens"] / 2
+        kv = roofline["kv_bytes_per_position"] * context * result["streams"]
+        read = steps_per_s * (roofline["weight_bytes"] + kv)
+        expected = pytest.approx(read / roofline["read_bytes_per_second"])
+        assert result["roofline_share"] == expected
+
+
+def test_a_daemon_that_measured_no_bandwidth_leaves_the_share_out_and_says_so(toy: Path) -> None:
+    own = ("--model", str(toy), "--kernels", "torch", "--threads", "1", "--drafter", "none")
+    done = specd("bench", *own, *SHORT)
+    assert "share of the memory bandwidth: left out" in done.stdout
 
 
 def test_people_get_a_table_and_no_json(daemon: Daemon) -> None:
     done = bench(daemon, "--drafter", "ngram", "--temperature", "0.7")
     assert (done.returncode, done.stderr) == (0, "")
     title, heads, *lines = done.stdout.splitlines()
-    assert "weights fp32, invariance strict; 16 new tokens, temperature 0.7" in title
+    assert "weights fp32, kernels " in title
+    assert "invariance strict; 16 new tokens, temperature 0.7" in title
     assert "speed-up" in heads and "accepted" in heads
     assert [line.split()[:3] for line in lines[:2]] == [["12", "1", "none"], ["12", "1", "ngram"]]
     assert "{" not in done.stdout

@@ -14,10 +14,9 @@ inline F kv_load(const float* p) { return f_load(p); }
 inline F kv_load(const uint16_t* p) { return f_from_half(p); }
 inline void kv_store(float* p, F x) { f_store(p, x); }
 inline void kv_store(uint16_t* p, F x) {
-    // Held within the finite halves; the second operand passes where it is NaN. What is infinite
-    // becomes NaN: infinity times zero.
-    const F bounded = f_min(f_set1(65504.0f), f_max(f_set1(-65504.0f), x));
-    f_to_half(p, f_fma(x, f_zero(), bounded));
+    // What no half holds becomes NaN: the request fails and is told, instead of going on wrongly.
+    const F beyond = f_where_less(f_set1(65504.0f), f_abs(x), f_set1(NAN), f_zero());
+    f_to_half(p, f_add(x, beyond));
 }
 
 // Queries of one row and one KV head. q: [count][head_dim], scaled. out: the same shape.

@@ -211,3 +211,16 @@ def test_the_probe_finds_logits_that_depend_on_their_company(tmp_path: Path) -> 
 
 def test_a_page_has_as_many_positions_as_the_allocator_says() -> None:
     assert PAGE == PAGE_SIZE
+
+
+@pytest.mark.parametrize(("weights", "holds"), [("auto", False), ("fp32", True)])
+def test_a_value_that_the_cache_cannot_hold_makes_no_number_of_its_logits(
+    tmp_path: Path, one_thread: None, weights: WeightFormat, holds: bool
+) -> None:
+    """fp16 ends at 65,504: a value beyond fails its request, where the nearest half would lie."""
+    feeder = Feeder(load_core(build(tmp_path, FAMILIES["qwen2"] | QUANTS), weights, ISAS[0]))
+    bias = feeder.runner.decoder.weights.layers[0].qkv_bias
+    assert bias is not None
+    bias[-1] = 1e6
+    rows = feeder.one_at_a_time(IDS[:5]).logits.values()
+    assert [bool(row.isfinite().all()) for row in rows] == [holds] * len(rows)

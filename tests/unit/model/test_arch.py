@@ -65,11 +65,15 @@ def test_what_a_file_leaves_out_has_its_usual_value() -> None:
         attention__head_count_kv=None,
         rope__freq_base=None,
         rope__dimension_count=None,
-        attention__layer_norm_rms_epsilon=None,
     )
-    assert (found.num_kv_heads, found.ropes, found.norm_eps) == (9, (Rope(10000.0),), 1e-5)
+    assert (found.num_kv_heads, found.ropes) == (9, (Rope(10000.0),))
     assert (found.windows, found.layer_ropes) == ((0, 0, 0), (0, 0, 0))
     assert (found.attention_scale, found.embedding_scale) == (1 / 8, 1.0)
+
+
+def test_the_epsilon_of_norms_is_not_guessed() -> None:
+    with pytest.raises(ModelFileError, match="layer_norm_rms_epsilon"):
+        config(attention__layer_norm_rms_epsilon=None)
 
 
 def test_a_head_may_be_wider_than_its_share_of_the_hidden_size() -> None:
