@@ -45,12 +45,20 @@ def daemon(default_model_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.mark.asyncio
-async def test_it_knows_the_capital_of_france_and_when_to_stop(daemon: Daemon) -> None:
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+async def test_it_knows_the_capital_of_france(daemon: Daemon) -> None:
     async with Client(daemon.address) as client:
         text = await client.generate(PROMPTS[0], temperature=0, max_new_tokens=4)
-        chat = await client.generate(messages=question, temperature=0, max_new_tokens=40)
     assert "Paris" in text.text
+
+
+@pytest.mark.asyncio
+async def test_it_answers_a_question_and_knows_when_to_stop(default_model_path: Path) -> None:
+    """In bf16, which agrees with fp32 here: with 8-bit activations the first token is a near tie."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    flags = ("--weights", "bf16", "--kv-memory", "512M")
+    with daemon_process(default_model_path, *flags) as daemon:
+        async with Client(daemon.address) as client:
+            chat = await client.generate(messages=question, temperature=0, max_new_tokens=40)
     assert "is the capital of France" in chat.text or "capital of France is" in chat.text
     assert chat.finish_reason is FinishReason.EOS_TOKEN
 
