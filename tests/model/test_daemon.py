@@ -53,7 +53,7 @@ async def test_it_knows_the_capital_of_france(daemon: Daemon) -> None:
 
 @pytest.mark.asyncio
 async def test_it_answers_a_question_and_knows_when_to_stop(default_model_path: Path) -> None:
-    """In bf16, which agrees with fp32 here: with 8-bit activations the first token is a near tie."""
+    """In bf16, which agrees with fp32: with 8-bit activations the first token is a near tie."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     flags = ("--weights", "bf16", "--kv-memory", "512M")
     with daemon_process(default_model_path, *flags) as daemon:
