@@ -48,16 +48,14 @@ class CoreDecoder:
         self, config: ModelConfig, weights: ModelWeights, *, isa: str, max_positions: int
     ) -> None:
         """Raises: StartFailed where there is no memory for steps of `max_positions`."""
-        core = library.load()
-        assert core is not None
         self.config = config
         self.weights = weights
         self.isa = isa
         self.num_threads = torch.get_num_threads()
         self.max_positions = max_positions
-        self._core = core
+        self._core = library.opened()
         self._model = self._structure()
-        self._handle = core.specd_create(
+        self._handle = self._core.specd_create(
             self._model, max_positions, self.num_threads, library.ISAS[isa]
         )
         if not self._handle:
@@ -155,7 +153,7 @@ class CoreDecoder:
             layers=layers,
             embedding=embedding.matrix.part(),
             final_norm=weights.final_norm.data_ptr(),
-            head=linear_of(_matrices(weights.head), None),
+            head=_linear(weights.head, None),
         )
 
     def _layer(self, layer: LayerWeights, window: int, rope: int) -> Layer:

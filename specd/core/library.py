@@ -63,6 +63,13 @@ def supported() -> tuple[str, ...]:
     return tuple(name for name, number in ISAS.items() if library.specd_supports(number))
 
 
+def opened() -> ctypes.CDLL:
+    """The core, for those who run only where `supported` named an instruction set."""
+    library = load()
+    assert library is not None, "whoever computes with the core has asked for it"
+    return library
+
+
 def check(result: int) -> int:
     """A size, a format or success; the core says -1 to what it does not have."""
     assert result >= 0, "the core was asked for a conversion that it does not have"

@@ -27,11 +27,9 @@ class CoreLinear:
         self._isa = isa
 
     def __call__(self, x: Tensor) -> Tensor:
-        core = library.load()
-        assert core is not None
         x = x.float().contiguous()
         made = torch.empty(x.shape[0], sum(matrix.rows for matrix in self.matrices))
-        core.specd_linear(
+        library.opened().specd_linear(
             linear_of(self.matrices, None),
             x.data_ptr(),
             x.shape[0],

@@ -7,7 +7,6 @@ independent of any file.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class Matrix:
     def numbers(self, first: int = 0, count: int | None = None) -> F32:
         """fp32 [count, columns], from row `first` on."""
         made = np.empty((self.rows - first if count is None else count, self.columns), np.float32)
-        _core().specd_unpack(
+        library.opened().specd_unpack(
             FORMATS.index(self.format),
             self.data.ctypes.data,
             self.columns,
@@ -69,7 +68,7 @@ def pack(tensor: TensorInfo, wanted: str | None, order: Order, num_threads: int)
     """
     raw = rows_of(tensor)
     source = int(GGMLQuantizationType[tensor.type_name])
-    exact = FORMATS[library.check(_core().specd_exact_format(source))]
+    exact = FORMATS[library.check(library.opened().specd_exact_format(source))]
     rows, columns = tensor.shape
     matrix = _empty(wanted or exact, rows, columns)
     for first, count in _pieces(rows, len(raw[0]), columns):
@@ -94,17 +93,17 @@ def _pieces(rows: int, row_bytes: int, columns: int) -> Iterator[tuple[int, int]
 
 
 def _empty(format: str, rows: int, columns: int) -> Matrix:
-    size = library.check(_core().specd_packed_bytes(FORMATS.index(format), rows, columns))
+    size = library.check(library.opened().specd_packed_bytes(FORMATS.index(format), rows, columns))
     return Matrix(format, rows, columns, memory(size))
 
 
 def _pack(source: int, raw: U8, to: Matrix, first: int, num_threads: int) -> None:
     """Pack rows [rows, bytes] to where row `first` of a matrix begins; a multiple of 16."""
     format = FORMATS.index(to.format)
-    before = library.check(_core().specd_packed_bytes(format, first, to.columns))
+    before = library.check(library.opened().specd_packed_bytes(format, first, to.columns))
     raw = np.ascontiguousarray(raw)
     library.check(
-        _core().specd_pack(
+        library.opened().specd_pack(
             source,
             format,
             raw.ctypes.data,
@@ -130,9 +129,3 @@ def memory(num_bytes: int) -> U8:
     whole = np.frombuffer(mapped, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
     return whole[start : start + num_bytes]
-
-
-def _core() -> ctypes.CDLL:
-    core = library.load()
-    assert core is not None, "whoever packs has asked for the core"
-    return core
