@@ -7,6 +7,7 @@ Invariant: an answer has exactly the tokens that were asked for, or the peer has
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -74,3 +75,13 @@ def checked(answers: list[Answer], num_tokens: int) -> list[Answer]:
         if answer.timing.num_tokens != num_tokens:
             raise PeerFailed(f"{answer.timing.num_tokens} tokens came instead of {num_tokens}")
     return answers
+
+
+def finished(
+    command: Sequence[str], limit_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and keep what it says. Raises PeerAbsent where there is none."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except OSError as error:
+        raise PeerAbsent(f"{command[0]}: {error.strerror}") from None

@@ -7,12 +7,11 @@ alone, so its steps are cheaper than those of a verification.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.contract import PeerAbsent, PeerFailed
+from benchmarks.peers.contract import PeerFailed, finished
 
 
 def prompt_speeds(
@@ -21,12 +20,7 @@ def prompt_speeds(
     """Tokens per second of prompts by their size. Raises PeerAbsent, PeerFailed."""
     command = [binary, "--model", str(model), "--threads", str(threads), "--n-gen", "0"]
     command += ["--n-prompt", ",".join(map(str, sizes)), "--repetitions", str(repeats)]
-    try:
-        done = subprocess.run(
-            [*command, "--output", "json"], capture_output=True, text=True, check=False
-        )
-    except OSError as error:
-        raise PeerAbsent(f"{binary}: {error.strerror}") from None
+    done = finished([*command, "--output", "json"])
     if done.returncode:
         raise PeerFailed(f"{binary} ended with status {done.returncode}: {done.stderr[-500:]}")
     found: list[dict[str, Any]] = json.loads(done.stdout)

@@ -6,14 +6,13 @@ with room for the longest prompt.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.contract import Answer, Drafted, PeerAbsent
+from benchmarks.peers.contract import Answer, Drafted, finished
 from benchmarks.peers.http_server import HOST, free_port, http_server, stream_all
 
 _VERSION_LIMIT_S = 60.0
@@ -80,16 +79,7 @@ def llama_server(
 
 def _version(binary: str) -> str:
     """The line that `--version` prints."""
-    try:
-        done = subprocess.run(
-            [binary, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_LIMIT_S,
-            check=False,
-        )
-    except OSError as error:
-        raise PeerAbsent(f"{binary}: {error.strerror}") from None
+    done = finished([binary, "--version"], _VERSION_LIMIT_S)
     lines = (done.stderr + done.stdout).splitlines()
     told = next((line for line in lines if line.startswith("version")), "version unknown")
     return f"llama-server {told.removeprefix('version: ')}"

