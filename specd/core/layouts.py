@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LANES = 16
 PAGE = 32
 

@@ -28,7 +28,6 @@ _SIGNATURES: Final = {
     "specd_run": (None, (c_void_p, POINTER(Step))),
     "specd_linear": (None, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int32, c_int32)),
     "specd_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-    "specd_source_bytes": (c_int64, (c_int32, c_int64)),
     "specd_exact_format": (c_int32, (c_int32,)),
     "specd_pack": (
         c_int32,

@@ -99,16 +99,7 @@ int64_t specd_packed_bytes(int32_t format, int64_t rows, int64_t columns) {
     return blocks_of(rows) * block_bytes(static_cast<Format>(format), columns);
 }
 
-int64_t specd_source_bytes(int32_t type, int64_t columns) { return source_bytes(type, columns); }
-
-int32_t specd_exact_format(int32_t type) {
-    for (int32_t format = NUM_FORMATS - 1; format >= 0; --format) {
-        if (has_conversion(type, format) && (format != FORMAT_BF16 || type == SOURCE_BF16)) {
-            return format;
-        }
-    }
-    return -1;
-}
+int32_t specd_exact_format(int32_t type) { return exact_format(type); }
 
 int32_t specd_pack(int32_t type, int32_t format, const uint8_t* source, int64_t rows,
                    int64_t columns, uint8_t* packed, int32_t num_threads) {

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-constexpr int32_t ABI_VERSION = 2;
+constexpr int32_t ABI_VERSION = 3;
 
 // How the weights of a matrix are stored. 16 output rows lie side by side, so that one vector
 // holds the same columns of 16 rows and no sum runs across a vector.
@@ -113,7 +113,6 @@ int64_t specd_read(const uint8_t* const* regions, const int64_t* bytes, int64_t 
                    int32_t num_threads);
 
 int64_t specd_packed_bytes(int32_t format, int64_t rows, int64_t columns);  // -1: unknown format
-int64_t specd_source_bytes(int32_t type, int64_t columns);  // of one row; -1: unknown type
 // The format that keeps every bit of a source type; -1 if there is none.
 int32_t specd_exact_format(int32_t type);
 // Rows of `source` -> packed rows. 0, or -1 where no conversion from `type` to `format` exists.

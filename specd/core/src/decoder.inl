@@ -1,5 +1,6 @@
 // A step of a decoder: all layers, then the logits that are asked for. Included once per
-// instruction set. Every thread of a crew runs `forward`; behind each phase what stands above it is complete.
+// instruction set. Every thread of a crew runs `forward`; behind each phase what stands above it is
+// complete.
 
 struct Workspace {
     float* x;         // [positions, hidden], the residual stream
@@ -53,7 +54,7 @@ inline void turn(float* head, const float* turns, int64_t half) {
     }
 }
 
-inline void add_scaled(float* x, const float* y, int64_t n) {
+inline void add_to(float* x, const float* y, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES) f_store(x + i, f_add(f_load(x + i), f_load(y + i)));
 }
 
@@ -182,7 +183,7 @@ inline void multiply_and_add(Crew& crew, const Model& model, const Linear& linea
     crew.each(positions, [&](int64_t i) {
         float* y = work.normed + i * model.hidden;
         rms_norm(y, post_norm, model.norm_eps, model.hidden, y);
-        add_scaled(work.x + i * model.hidden, y, model.hidden);
+        add_to(work.x + i * model.hidden, y, model.hidden);
     });
 }
 

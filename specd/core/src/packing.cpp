@@ -321,6 +321,11 @@ int64_t source_bytes(int32_t type, int64_t columns) {
     return columns / source->columns * source->bytes;
 }
 
+int32_t exact_format(int32_t type) {
+    const Source* source = source_of(type);
+    return source ? source->exact : -1;
+}
+
 bool has_conversion(int32_t type, int32_t format) {
     const Source* source = source_of(type);
     if (!source) return false;

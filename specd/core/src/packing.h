@@ -9,4 +9,5 @@ int pack_block(SourceType type, Format format, const uint8_t* const* rows, int64
 // fp32 values of row `row` of a packed matrix.
 void unpack_row(Format format, const uint8_t* packed, int64_t columns, int64_t row, float* out);
 int64_t source_bytes(int32_t type, int64_t columns);
+int32_t exact_format(int32_t type);  // -1: unknown type
 bool has_conversion(int32_t type, int32_t format);
