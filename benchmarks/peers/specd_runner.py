@@ -23,7 +23,7 @@ from specd.device.bandwidth import read_bandwidth
 from specd.device.boot import boot
 from specd.engine.padding import pad
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import CleanDraft, PaddedBatch, PlannedRow
+from specd.engine.step_types import Choosing, CleanDraft, PaddedBatch, PlannedRow
 from specd.kv.pages import RESERVED_PAGES, pages_for
 from specd.model.formats import Kernels, WeightFormat
 
@@ -121,7 +121,7 @@ class _Runner:
         return result.token_ids[0]
 
     def _batch(self, tokens: list[int], start: int, draft: list[int]) -> PaddedBatch:
-        row = PlannedRow("bench", 0, tuple(tokens), start, True, _GREEDY)
+        row = PlannedRow("bench", 0, tuple(tokens), start, True, Choosing(_GREEDY))
         count = pages_for(start + len(tokens) + len(draft))
         pages = range(RESERVED_PAGES, RESERVED_PAGES + count)
         return pad([row], [CleanDraft(tuple(draft))], [pages], self.runner.layout)

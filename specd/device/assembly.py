@@ -21,7 +21,7 @@ from specd.device.probe import ProbeReport, probe
 from specd.device.runner import Runner
 from specd.engine.padding import pad
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import CleanDraft, LayoutSpec, PlannedRow
+from specd.engine.step_types import Choosing, CleanDraft, LayoutSpec, PlannedRow
 from specd.errors import StartFailed
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, pages_for
 from specd.model.arch import ModelConfig
@@ -118,7 +118,9 @@ def _warm_up(runner: Runner, totals: Iterable[int], progress: Progress) -> None:
     room = min(runner.num_pages * PAGE_SIZE, runner.config.context_length)
     for done, total in enumerate(counts):
         count = min(total, room)
-        row = PlannedRow("warm-up", 0, (0,) * count, 0, True, SamplingParams(temperature=0))
+        row = PlannedRow(
+            "warm-up", 0, (0,) * count, 0, True, Choosing(SamplingParams(temperature=0))
+        )
         pages = range(RESERVED_PAGES, RESERVED_PAGES + pages_for(count))
         runner.step(pad([row], [CleanDraft()], [pages], runner.layout))
         progress("warming up", done + 1, len(counts))

@@ -17,7 +17,7 @@ from specd.device.core_runner import CoreRunner
 from specd.device.probe import ProbeReport, probe_sampler, same_bits
 from specd.engine.padding import pad
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import CleanDraft, PlannedRow
+from specd.engine.step_types import Choosing, CleanDraft, PlannedRow
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, pages_for
 
 # Long enough for tiles of every width and for two pages; a 1.5B model takes half a second.
@@ -73,7 +73,7 @@ def _logits(runner: CoreRunner, pieces: list[tuple[list[int], int, int]]) -> Ten
     pages = pages_for(_LENGTH)
     rows, drafts, tables = [], [], []
     for tokens, first, text in pieces:
-        rows.append(PlannedRow("probe", text, tuple(tokens[:1]), first, True, _GREEDY))
+        rows.append(PlannedRow("probe", text, tuple(tokens[:1]), first, True, Choosing(_GREEDY)))
         drafts.append(CleanDraft(tuple(tokens[1:])))  # so that every position is sampled
         begin = RESERVED_PAGES + text * min(pages, runner.num_pages // 2)
         tables.append(range(begin, begin + pages_for(first + len(tokens))))

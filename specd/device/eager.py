@@ -25,6 +25,7 @@ from specd.engine.step_types import (
     PaddedBatch,
     PaddedRow,
     PlannedRow,
+    RowFault,
     RowResult,
     StepResult,
 )
@@ -114,7 +115,7 @@ class EagerRunner:
         """
         return tuple(
             self._without_draft(batch, row)
-            if result is not None and not result.finite and row.draft
+            if result is not None and result.fault is RowFault.NOT_FINITE and row.draft
             else result
             for row, result in zip(batch.rows, rows, strict=True)
         )
@@ -123,7 +124,7 @@ class EagerRunner:
         known = batch.tokens[row.offset : row.offset + row.count - row.draft_len]
         plain = PlannedRow(
             row.request_id, row.slot, tuple(known.tolist()), row.first_position, True,
-            row.sampling,
+            row.choosing,
         )  # fmt: skip
         alone = pad([plain], [CleanDraft()], [row.pages], self.layout)
         return verify(self.logits(alone), alone)[0]

@@ -19,7 +19,7 @@ from torch.nn import functional
 from specd.device.eager import EagerRunner
 from specd.device.sampling import sample
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import PaddedRow
+from specd.engine.step_types import Choosing, PaddedRow
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
 from specd.model.activation import ACTIVATIONS
 from specd.model.attention import attend
@@ -143,7 +143,9 @@ def _attention(
 
 
 def _row(offset: int, first: int, count: int, pages: tuple[int, ...]) -> PaddedRow:
-    return PaddedRow("probe", 0, offset, count, count, first, (), False, 0, pages, _GREEDY)
+    return PaddedRow(
+        "probe", 0, offset, count, count, first, (), False, 0, pages, Choosing(_GREEDY)
+    )
 
 
 def probe_sampler(vocab_size: int, generator: torch.Generator) -> str | None:

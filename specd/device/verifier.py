@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specd.device.sampling import is_greedy, sample
-from specd.engine.step_types import PaddedBatch, PaddedRow, RowResult
+from specd.engine.step_types import PaddedBatch, PaddedRow, RowFault, RowResult
 
 
 def accepted_length(draft: Sequence[int], sampled: Sequence[int]) -> int:
@@ -42,12 +42,12 @@ def _verify_row(
     if not row.samples:
         return None
     start, end = row.sample_offset, row.sample_offset + row.num_samples
-    sampled = greedy[start:end] if is_greedy(row.sampling) else _sample_row(row, logits)
+    sampled = greedy[start:end] if is_greedy(row.choosing.sampling) else _sample_row(row, logits)
     accepted = accepted_length(row.draft, sampled)
     # Rows behind a rejected draft token are the drafter's doing: they decide nothing.
     if not all(finite[start : start + accepted + 1]):
-        return RowResult(accepted=0, token_ids=(), finite=False)
-    return RowResult(accepted, tuple(sampled[: accepted + 1]), finite=True)
+        return RowResult(accepted=0, token_ids=(), fault=RowFault.NOT_FINITE)
+    return RowResult(accepted, tuple(sampled[: accepted + 1]))
 
 
 def _sample_row(row: PaddedRow, logits: Tensor) -> list[int]:
@@ -55,7 +55,7 @@ def _sample_row(row: PaddedRow, logits: Tensor) -> list[int]:
     first = row.first_position + row.count - row.draft_len  # text position of the first new token
     sampled: list[int] = []
     for index in range(row.num_samples):
-        token = int(sample(logits[row.sample_offset + index], row.sampling, first + index))
+        token = int(sample(logits[row.sample_offset + index], row.choosing.sampling, first + index))
         sampled.append(token)
         if index < row.draft_len and token != row.draft[index]:
             break

@@ -2,8 +2,9 @@
 
 Knows nothing of gRPC and nothing of which fields the reader asked for.
 
-Invariant, per request: `Started`, then any number of `Delta`, then one `SequenceFinished`, then
-`Finished`; or an error from `specd.errors` at any place, and nothing behind it.
+Invariant, per request: `Started`, then per sequence any number of `Delta` and one
+`SequenceFinished`, then `Finished`; or an error from `specd.errors` at any place, and nothing
+behind it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+
+from specd.engine.step_types import TokenLogprob
 
 
 class FinishReason(Enum):
@@ -26,7 +29,11 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request is admitted. queue_time_s: from arrival to admission."""
+    """The request is admitted. queue_time_s: from arrival to admission.
+
+    sequence_seeds: the seed of each sequence; a request of its own with it gives the same tokens.
+    prompt_logprobs: one per prompt token where asked for; then the prompt is computed before.
+    """
 
     request_id: str
     model: str
@@ -35,6 +42,8 @@ class Started:
     seed: int
     queue_time_s: float
     fingerprint: str
+    sequence_seeds: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +59,15 @@ class SpeculationStep:
 class Delta:
     """New tokens: one accepted run, or several where the reader was behind.
 
-    text and token_ids are new, num_completion_tokens is cumulative.
+    text, token_ids and logprobs are new, num_completion_tokens is cumulative, of one sequence.
     """
 
     text: str
     token_ids: tuple[int, ...]
     num_completion_tokens: int
     steps: tuple[SpeculationStep, ...] = ()
+    sequence_index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,7 @@ class SequenceFinished:
     reason: FinishReason
     matched_token_id: int | None = None
     matched_string: str | None = None
+    sequence_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

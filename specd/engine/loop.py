@@ -314,7 +314,7 @@ class Engine:
         pads: int,
         seconds: float,
     ) -> None:
-        if not outcome.finite:
+        if outcome.fault is not None:
             self._book.fail(request, NonFiniteLogits())
             return
         # Accepted draft tokens were inputs of this step: their K and V are in the pages.

@@ -134,7 +134,7 @@ def _padded_rows(
     offsets: dict[int, tuple[int, int]],
 ) -> tuple[PaddedRow, ...]:
     placed = []
-    num_samples = 0
+    num_wanted = 0
     for index, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
         offset, span = offsets[index]
         placed.append(
@@ -147,12 +147,14 @@ def _padded_rows(
                 first_position=row.first_position,
                 draft=draft.token_ids,
                 samples=row.samples,
-                sample_offset=num_samples,
+                sample_offset=num_wanted + len(row.score_targets),
                 pages=tuple(pages[index]),
-                sampling=row.sampling,
+                choosing=row.choosing,
+                score_targets=row.score_targets,
+                score_top=row.score_top,
             )
         )
-        num_samples += placed[-1].num_samples
+        num_wanted += len(row.score_targets) + placed[-1].num_samples
     return tuple(placed)
 
 
@@ -167,21 +169,22 @@ def _fill(
     positions = np.zeros(total, np.int64)
     # Pads spread over the scratch page: they may overwrite each other, nobody reads it.
     kv_slots = SCRATCH_PAGE * PAGE_SIZE + np.arange(total, dtype=np.int64) % PAGE_SIZE
-    samples: list[int] = []
+    wanted: list[int] = []
     for place, row in zip(padded, rows, strict=True):
         here = slice(place.offset, place.offset + place.count)
         text = np.arange(place.first_position, place.first_position + place.count)
         tokens[here] = row.tokens + place.draft
         positions[here] = text
         kv_slots[here] = np.asarray(place.pages)[text // PAGE_SIZE] * PAGE_SIZE + text % PAGE_SIZE
+        wanted.extend(range(place.offset, place.offset + len(place.score_targets)))
         end = place.offset + place.count
-        samples.extend(range(end - place.num_samples, end))
+        wanted.extend(range(end - place.num_samples, end))
     return PaddedBatch(
         bucket=bucket,
         rows=padded,
         tokens=tokens,
         positions=positions,
         kv_slots=kv_slots,
-        sample_index=np.asarray(samples, np.int64),
+        sample_index=np.asarray(wanted, np.int64),
         fresh_pages=fresh_pages,
     )

@@ -12,7 +12,7 @@ from specd.engine.events import Delta, SpeculationStep
 from specd.engine.output import Ending
 from specd.engine.request import Request
 from specd.engine.scheduler import Share
-from specd.engine.step_types import PaddedRow, PlannedRow
+from specd.engine.step_types import Choosing, PaddedRow, PlannedRow
 
 
 def ask(share: Share) -> DraftAsk:
@@ -39,7 +39,7 @@ def planned_row(share: Share) -> PlannedRow:
         tokens=tuple(request.tokens[request.computed : end]),
         first_position=request.computed,
         samples=end == request.known,
-        sampling=request.params.sampling,
+        choosing=Choosing(request.params.sampling),
     )
 
 

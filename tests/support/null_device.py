@@ -15,7 +15,14 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, RowResult, StepResult
+from specd.engine.step_types import (
+    LayoutSpec,
+    PaddedBatch,
+    PaddedRow,
+    RowFault,
+    RowResult,
+    StepResult,
+)
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, SCRATCH_PAGE, pages_for
 
 MASK = 2**64 - 1
@@ -161,15 +168,15 @@ class NullDevice:
         if not row.samples:
             return None
         if row.request_id in self.poisoned:
-            return RowResult(accepted=0, token_ids=(), finite=False)
+            return RowResult(accepted=0, token_ids=(), fault=RowFault.NOT_FINITE)
         digest, found = self.model.digest(text[:base]), list[int]()
         for position in range(base, end + 1):
-            found.append(self.model.choose(row.sampling.seed, position, digest))
+            found.append(self.model.choose(row.choosing.sampling.seed, position, digest))
             if position == end or text[position] != found[-1]:
                 break
             digest = self.model.digest([text[position]], digest)
         self._computed[row.request_id] = base + len(found) - 1
-        return RowResult(len(found) - 1, tuple(found), finite=True)
+        return RowResult(len(found) - 1, tuple(found))
 
 
 def slots_of(pages: Sequence[int], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specd.engine.padding import pad
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
+from specd.engine.step_types import Choosing, CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
 from specd.kv.pages import RESERVED_PAGES, pages_for
 
 GREEDY = SamplingParams(temperature=0)
@@ -21,7 +21,7 @@ def planned(
     sampling: SamplingParams = GREEDY,
     name: str = "row",
 ) -> PlannedRow:
-    return PlannedRow(name, 0, tuple(tokens), first_position, samples, sampling)
+    return PlannedRow(name, 0, tuple(tokens), first_position, samples, Choosing(sampling))
 
 
 def batch_of(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specd.device.eager import EagerRunner, packed_buckets
-from specd.engine.step_types import PaddedBatch, RowResult, StepResult
+from specd.engine.step_types import PaddedBatch, RowFault, RowResult, StepResult
 from specd.kv.pages import RESERVED_PAGES, SCRATCH_PAGE
 from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import (
@@ -106,9 +106,9 @@ def test_a_poisoned_row_is_flagged_and_its_neighbours_keep_their_bits(feeder: Fe
     texts = [Text(ids[0]), Text([*ids[1][:-1], POISON]), Text(ids[2])]
     parts = [Part(text, len(text.ids), chunk=True) for text in texts]
     _, result = step(feeder, parts)
-    assert result.rows[1] == RowResult(0, (), finite=False)
+    assert result.rows[1] == RowResult(0, (), fault=RowFault.NOT_FINITE)
     for number in (0, 2):
-        assert result.rows[number] == RowResult(0, (int(wanted[number].argmax()),), finite=True)
+        assert result.rows[number] == RowResult(0, (int(wanted[number].argmax()),))
     feeder.run(parts)
     assert torch.isnan(texts[1].logits[39]).all()
     assert torch.equal(texts[0].logits[8], wanted[0])
@@ -129,7 +129,7 @@ def test_a_draft_that_the_model_chokes_on_harms_nobody(feeder: Feeder) -> None:
     text = Text(ids)
     feeder.run([Part(text, 6, chunk=True)])
     _, result = step(feeder, [Part(text, 1, wrong=(POISON, POISON, 3))])
-    assert result.rows == (RowResult(0, (int(plain.logits[6].argmax()),), finite=True),)
+    assert result.rows == (RowResult(0, (int(plain.logits[6].argmax()),)),)
     text.computed += 1
     while text.left:
         feeder.run([Part(text, 1)])

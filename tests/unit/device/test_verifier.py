@@ -17,7 +17,7 @@ from torch import Tensor
 from specd.device.sampling import sample
 from specd.device.verifier import accepted_length, verify
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, RowResult
+from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, RowFault, RowResult
 from tests.unit.device.batches import GREEDY, PACKED, batch_of, one_row_batch, planned
 
 VOCAB = 4  # drafts often agree by chance
@@ -30,9 +30,9 @@ def target(logits: Tensor, row: PaddedRow, index: int) -> int:
     """The target's own token at the row's sampled position number `index`."""
     position = row.first_position + row.count - row.draft_len + index
     values = logits[row.sample_offset + index]
-    if row.sampling.temperature == 0:
+    if row.choosing.sampling.temperature == 0:
         return max(range(VOCAB), key=lambda token: (float(values[token]), -token))
-    return int(sample(values, row.sampling, position))
+    return int(sample(values, row.choosing.sampling, position))
 
 
 def oracle(logits: Tensor, batch: PaddedBatch) -> Results:
@@ -44,7 +44,7 @@ def oracle(logits: Tensor, batch: PaddedBatch) -> Results:
         tokens = [target(logits, row, 0)]
         while len(tokens) <= row.draft_len and row.draft[len(tokens) - 1] == tokens[-1]:
             tokens.append(target(logits, row, len(tokens)))
-        results.append(RowResult(len(tokens) - 1, tuple(tokens), finite=True))
+        results.append(RowResult(len(tokens) - 1, tuple(tokens)))
     return tuple(results)
 
 
@@ -117,7 +117,7 @@ def first_is_free(logits: Tensor, batch: PaddedBatch) -> Results:
             results.append(right)
         else:
             own = (row.draft[0], target(logits, row, 1))
-            results.append(RowResult(1, own, finite=True))
+            results.append(RowResult(1, own))
     return tuple(results)
 
 
@@ -140,7 +140,7 @@ def accepts_token_zero(logits: Tensor, batch: PaddedBatch) -> Results:
             results.append(right)
         else:
             tokens = (*row.draft[: right.accepted + 1], target(logits, row, right.accepted + 1))
-            results.append(RowResult(right.accepted + 1, tokens, finite=True))
+            results.append(RowResult(right.accepted + 1, tokens))
     return tuple(results)
 
 
@@ -151,7 +151,7 @@ def bonus_from_the_last_row(logits: Tensor, batch: PaddedBatch) -> Results:
             results.append(None)
         else:
             tokens = (*right.token_ids[:-1], target(logits, row, row.draft_len))
-            results.append(RowResult(right.accepted, tokens, finite=True))
+            results.append(RowResult(right.accepted, tokens))
     return tuple(results)
 
 
@@ -164,7 +164,7 @@ def counts_matches(logits: Tensor, batch: PaddedBatch) -> Results:
             continue
         sampled = [target(logits, row, index) for index in range(row.num_samples)]
         accepted = sum(a == b for a, b in zip(row.draft, sampled, strict=False))
-        results.append(RowResult(accepted, tuple(sampled[: accepted + 1]), finite=True))
+        results.append(RowResult(accepted, tuple(sampled[: accepted + 1])))
     return tuple(results)
 
 
@@ -204,12 +204,12 @@ def rows_for(tokens: list[int], vocab: int = VOCAB) -> Tensor:
 
 def test_a_genuine_draft_of_token_zero_is_a_draft() -> None:
     batch = one_row_batch(last_position=9, draft=(0, 0, 0))
-    assert verify(rows_for([0, 0, 2, 1]), batch) == (RowResult(2, (0, 0, 2), finite=True),)
+    assert verify(rows_for([0, 0, 2, 1]), batch) == (RowResult(2, (0, 0, 2)),)
 
 
 def test_a_fully_accepted_draft_brings_one_token_more() -> None:
     batch = one_row_batch(last_position=9, draft=(3, 1))
-    assert verify(rows_for([3, 1, 2]), batch) == (RowResult(2, (3, 1, 2), finite=True),)
+    assert verify(rows_for([3, 1, 2]), batch) == (RowResult(2, (3, 1, 2)),)
 
 
 def test_pads_of_a_rectangle_are_never_accepted() -> None:
@@ -218,8 +218,8 @@ def test_pads_of_a_rectangle_are_never_accepted() -> None:
     assert batch.bucket == "2x8"
     logits = rows_for([0, 0, 0, 0, 0, 0, 0])
     first, second = verify(logits, batch)
-    assert first == RowResult(1, (0, 0), finite=True)
-    assert second == RowResult(4, (0,) * 5, finite=True)
+    assert first == RowResult(1, (0, 0))
+    assert second == RowResult(4, (0,) * 5)
 
 
 def test_rows_that_do_not_sample_have_no_result() -> None:
@@ -253,7 +253,7 @@ def test_a_row_that_is_not_finite_is_flagged_alone(
     logits[1, :] = bad if everywhere else logits[1]
     logits[1, 3] = bad
     found = verify(logits, batch)
-    assert found[1] == RowResult(0, (), finite=False)
+    assert found[1] == RowResult(0, (), fault=RowFault.NOT_FINITE)
     assert (found[0], found[2]) == (healthy[0], healthy[2])
 
 
@@ -261,7 +261,7 @@ def test_a_row_that_is_not_finite_is_flagged_alone(
 def test_a_row_without_any_possible_token_is_flagged(temperature: float) -> None:
     batch = one_row_batch(last_position=3, draft=(), sampling=sampled(temperature))
     (found,) = verify(torch.full((1, VOCAB), float("-inf")), batch)
-    assert found == RowResult(0, (), finite=False)
+    assert found == RowResult(0, (), fault=RowFault.NOT_FINITE)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -270,7 +270,7 @@ def test_what_lies_behind_a_rejected_draft_is_not_the_request_s_fault(temperatur
     logits = rows_for([1, 2, 3]) * 100
     logits[2] = float("nan")
     batch = one_row_batch(last_position=3, draft=(1, 3), sampling=sampled(temperature))
-    assert verify(logits, batch) == (RowResult(1, (1, 2), finite=True),)
+    assert verify(logits, batch) == (RowResult(1, (1, 2)),)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -278,4 +278,4 @@ def test_what_lies_behind_an_accepted_draft_is_flagged(temperature: float) -> No
     logits = rows_for([1, 2, 3]) * 100
     logits[2] = float("nan")
     batch = one_row_batch(last_position=3, draft=(1, 2), sampling=sampled(temperature))
-    assert verify(logits, batch) == (RowResult(0, (), finite=False),)
+    assert verify(logits, batch) == (RowResult(0, (), fault=RowFault.NOT_FINITE),)

@@ -22,7 +22,7 @@ from specd.core.loader import CoreLoader
 from specd.device.core_runner import CoreRunner
 from specd.device.eager import EagerRunner, packed_buckets
 from specd.engine.padding import pad
-from specd.engine.step_types import CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
+from specd.engine.step_types import Choosing, CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
 from specd.kv.pages import PageAllocator
 from specd.model.arch import config_from_gguf
 from specd.model.decoder import Decoder
@@ -138,7 +138,7 @@ class Feeder:
             text, start = part.text, part.text.computed
             ids = tuple(text.ids[start : start + part.count])
             known = ids if part.chunk else ids[:1]
-            rows.append(PlannedRow(f"{number}", number, known, start, True, GREEDY))
+            rows.append(PlannedRow(f"{number}", number, known, start, True, Choosing(GREEDY)))
             drafts.append(CleanDraft((*ids[len(known) :], *part.wrong)))
             last = start + part.count + len(part.wrong)
             fresh += self.pages.grow(text.pages, last)

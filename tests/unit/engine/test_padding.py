@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specd.engine.padding import bucket_for, clean_draft, pad
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
+from specd.engine.step_types import Choosing, CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, SCRATCH_PAGE, pages_for
 from tests.support.null_device import check_layout
 
@@ -187,7 +187,7 @@ def steps(draw: st.DrawFn) -> Step:
         samples = not chunk or draw(st.booleans())
         draft = () if chunk else tuple(draw(st.lists(tokens, max_size=15)))
         first = draw(st.integers(0, 100))
-        row = PlannedRow(f"r{slot}", slot, known, first, samples, SamplingParams())
+        row = PlannedRow(f"r{slot}", slot, known, first, samples, Choosing(SamplingParams()))
         count = pages_for(first + len(known) + len(draft)) + draw(st.integers(0, 1))
         rows.append(row)
         drafts.append(CleanDraft(draft))
@@ -245,7 +245,7 @@ def test_rows_keep_their_order_and_their_facts(step: Step, layout: LayoutSpec) -
         assert placed.draft == step.drafts[index].token_ids
         assert placed.pages == tuple(step.pages[index])
         assert placed.samples == row.samples
-        assert placed.sampling is row.sampling
+        assert placed.choosing is row.choosing
     assert len(batch.rows) == len(step.rows)
     assert batch.fresh_pages == (2,)
 
@@ -313,7 +313,7 @@ def test_what_a_row_gets_does_not_depend_on_the_values_of_its_tokens(
 ) -> None:
     zeros = Step(
         [PlannedRow(r.request_id, r.slot, (0,) * len(r.tokens), r.first_position, r.samples,
-                    r.sampling) for r in step.rows],
+                    r.choosing) for r in step.rows],
         [CleanDraft((0,) * len(d.token_ids)) for d in step.drafts],
         step.pages,
     )  # fmt: skip
@@ -327,7 +327,7 @@ def test_what_a_row_gets_does_not_depend_on_the_values_of_its_tokens(
 
 
 def one_row(num_draft: int) -> Step:
-    row = PlannedRow("r", 0, (7,), 10, True, SamplingParams())
+    row = PlannedRow("r", 0, (7,), 10, True, Choosing(SamplingParams()))
     return Step([row], [CleanDraft((1,) * num_draft)], [[5, 6, 7, 8]])
 
 

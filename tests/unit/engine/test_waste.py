@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specd.engine.padding import pad
 from specd.engine.params import SamplingParams
-from specd.engine.step_types import CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
+from specd.engine.step_types import Choosing, CleanDraft, LayoutSpec, PaddedBatch, PlannedRow
 from specd.engine.waste import BucketWaste, WasteCounter
 
 PACKED = LayoutSpec((4, 8))
@@ -13,7 +13,8 @@ RECTANGLE = LayoutSpec((4, 8), widths=(4,), row_buckets=(2,))
 
 def batch(*draft_sizes: int, layout: LayoutSpec = PACKED) -> PaddedBatch:
     rows = [
-        PlannedRow(f"r{i}", i, (5,), 0, True, SamplingParams()) for i in range(len(draft_sizes))
+        PlannedRow(f"r{i}", i, (5,), 0, True, Choosing(SamplingParams()))
+        for i in range(len(draft_sizes))
     ]
     drafts = [CleanDraft((0,) * size) for size in draft_sizes]
     return pad(rows, drafts, [[2 + i] for i in range(len(rows))], layout)

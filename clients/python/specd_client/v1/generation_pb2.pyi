@@ -309,6 +309,7 @@ class Started(_message.Message):
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_SEEDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's id, or the one that the server drew."""
     model: _builtins.str
@@ -329,6 +330,12 @@ class Started(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Log probabilities of the prompt, one per prompt token, where asked for."""
 
+    @_builtins.property
+    def sequence_seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The seed of each sequence by index, the first of which is `seed`. A request of its own with one
+        of them gives the tokens of that sequence.
+        """
+
     def __init__(
         self,
         *,
@@ -340,10 +347,11 @@ class Started(_message.Message):
         queue_time: _duration_pb2.Duration | None = ...,
         arithmetic_fingerprint: _builtins.str = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        sequence_seeds: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue_time", b"queue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic_fingerprint", b"arithmetic_fingerprint", "cached_prompt_tokens", b"cached_prompt_tokens", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "queue_time", b"queue_time", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic_fingerprint", b"arithmetic_fingerprint", "cached_prompt_tokens", b"cached_prompt_tokens", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "queue_time", b"queue_time", "request_id", b"request_id", "seed", b"seed", "sequence_seeds", b"sequence_seeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -358,13 +366,16 @@ class TokenLogprob(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token."""
     logprob: _builtins.float
     """Natural logarithm of its probability; absent for the first prompt token."""
+    rank: _builtins.int
+    """How many tokens are more probable, plus 1; absent for the first prompt token."""
     @_builtins.property
     def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alternative]:
-        """The most probable tokens at this position, best first."""
+        """The most probable tokens at this position, best first; among equals the lowest id."""
 
     def __init__(
         self,
@@ -372,14 +383,20 @@ class TokenLogprob(_message.Message):
         token_id: _builtins.int = ...,
         logprob: _builtins.float | None = ...,
         alternatives: _abc.Iterable[Global___Alternative] | None = ...,
+        rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "_rank", b"_rank", "logprob", b"logprob", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "alternatives", b"alternatives", "logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "_rank", b"_rank", "alternatives", b"alternatives", "logprob", b"logprob", "rank", b"rank", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
 Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 

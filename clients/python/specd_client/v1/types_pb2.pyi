@@ -32,21 +32,25 @@ class _LogprobBasis:
 class _LogprobBasisEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobBasis.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LOGPROB_BASIS_UNSPECIFIED: _LogprobBasis.ValueType  # 0
-    """Not stated."""
+    """Same as RAW."""
     LOGPROB_BASIS_RAW: _LogprobBasis.ValueType  # 1
     """The model's own distribution."""
     LOGPROB_BASIS_PROCESSED: _LogprobBasis.ValueType  # 2
-    """After penalties, bias, temperature and truncation."""
+    """What the token was drawn from: behind penalties, bias, bans, temperature and truncation. At
+    temperature 0 there is no truncation, and the temperature counts as 1.
+    """
 
 class LogprobBasis(_LogprobBasis, metaclass=_LogprobBasisEnumTypeWrapper):
     """Which logits a log probability is taken from."""
 
 LOGPROB_BASIS_UNSPECIFIED: LogprobBasis.ValueType  # 0
-"""Not stated."""
+"""Same as RAW."""
 LOGPROB_BASIS_RAW: LogprobBasis.ValueType  # 1
 """The model's own distribution."""
 LOGPROB_BASIS_PROCESSED: LogprobBasis.ValueType  # 2
-"""After penalties, bias, temperature and truncation."""
+"""What the token was drawn from: behind penalties, bias, bans, temperature and truncation. At
+temperature 0 there is no truncation, and the temperature counts as 1.
+"""
 Global___LogprobBasis: _TypeAlias = LogprobBasis  # noqa: Y015
 
 class _SpeculationMode:
@@ -258,28 +262,28 @@ class SamplingParams(_message.Message):
     Default 0.
     """
     repetition_penalty: _builtins.float
-    """Divides or multiplies the logits of tokens already seen. Default 1 (off). This version refuses
-    any other value with UNIMPLEMENTED.
+    """Logits of tokens that the prompt or the answer holds are divided by this where they are above 0
+    and multiplied where they are below. In (0, 100]. Default 1 (off).
     """
     presence_penalty: _builtins.float
-    """Subtracted from the logits of tokens already generated. Default 0 (off). This version refuses
-    any other value with UNIMPLEMENTED.
-    """
+    """Subtracted from the logits of tokens that the answer holds. In [-100, 100]. Default 0 (off)."""
     frequency_penalty: _builtins.float
-    """Subtracted once per earlier occurrence of a generated token. Default 0 (off). This version
-    refuses any other value with UNIMPLEMENTED.
+    """Subtracted from the logit of a token once for each time that the answer holds it. In
+    [-100, 100]. Default 0 (off).
     """
     seed: _builtins.int
     """Key of the noise. Equal seeds, parameters and arithmetic fingerprints give equal tokens.
     Default: drawn by the server and told in `Started.seed`.
     """
     num_sequences: _builtins.int
-    """Independent continuations of the prompt, at least 1. Default 1. This version refuses more with
-    UNIMPLEMENTED.
+    """Independent continuations of the prompt, 1 to 16. Each has a seed of its own, which follows
+    from `seed` and is told in `Started.sequence_seeds`. Default 1.
     """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits, by token id. Default none. Refused by this version with UNIMPLEMENTED."""
+        """Added to the logits, by token id, behind the penalties. At most 1,024, each finite and in
+        [-1000, 1000]. Default none.
+        """
 
     def __init__(
         self,
@@ -353,9 +357,14 @@ class StopParams(_message.Message):
     max_new_tokens: _builtins.int
     """New tokens at most, at least 1. Default: up to the end of the context."""
     min_new_tokens: _builtins.int
-    """New tokens before any stop counts. Default 0. This version refuses more with UNIMPLEMENTED."""
+    """Before so many new tokens, end tokens and stop tokens cannot be chosen and stop strings do not
+    count. At most `max_new_tokens`; refused beside `structure`, which decides its own end.
+    Default 0.
+    """
     ignore_eos: _builtins.bool
-    """Whether the model's own end tokens are ordinary tokens. Default false."""
+    """Whether the model's own end tokens are ordinary tokens. True is refused beside `structure`.
+    Default false.
+    """
     include_stop_string: _builtins.bool
     """Whether the matched stop string is part of the text. Default false."""
     @_builtins.property
@@ -419,15 +428,17 @@ class OutputParams(_message.Message):
     token_ids: _builtins.bool
     """Whether deltas carry token ids. Default false."""
     top_logprobs: _builtins.int
-    """Alternatives to list per generated token. Default: no log probabilities. Refused by this
-    version with UNIMPLEMENTED.
+    """Alternatives to list per generated token, at most 20. 0 lists none and gives the log
+    probability and rank of the token itself. Default: no log probabilities.
     """
     prompt_logprobs: _builtins.int
-    """Alternatives to list per prompt token. Default: no log probabilities. Refused by this version
-    with UNIMPLEMENTED.
+    """Alternatives to list per prompt token, at most 20; they come in `Started`, behind the
+    computation of the whole prompt. 0 lists none. Default: no log probabilities.
     """
     logprob_basis: Global___LogprobBasis.ValueType
-    """Which distribution log probabilities are of. Refused by this version with UNIMPLEMENTED."""
+    """Which distribution the log probabilities of generated tokens are of. Those of the prompt are
+    always RAW. Refused without `top_logprobs`. Default RAW.
+    """
     skip_special_tokens: _builtins.bool
     """Whether special tokens are left out of the text. Default true."""
     speculation_steps: _builtins.bool
@@ -565,7 +576,7 @@ class Choices(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The answers, at least one."""
+        """The answers, 1 to 1,024, none empty, none twice."""
 
     def __init__(
         self,
@@ -582,7 +593,9 @@ Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class StructureParams(_message.Message):
-    """A form that the answer must have. Refused by this version with UNIMPLEMENTED."""
+    """A form that the answer must have. The answer ends where the form is complete and the model
+    chooses its end token; a length limit or a stop may end it before.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -593,9 +606,11 @@ class StructureParams(_message.Message):
     json_schema: _builtins.str
     """A JSON schema, as JSON text."""
     regex: _builtins.str
-    """A regular expression that matches the whole answer."""
+    """A regular expression that matches the whole answer, in the syntax of Rust's regex crate
+    without look-around and back references.
+    """
     grammar: _builtins.str
-    """A context-free grammar."""
+    """A context-free grammar in the variant of Lark that llguidance documents."""
     @_builtins.property
     def choice(self) -> Global___Choices:
         """One of several answers."""
