@@ -26,6 +26,7 @@ from benchmarks.peers.contract import PeerAbsent, PeerFailed
 from benchmarks.peers.worker import Worker, worker
 from benchmarks.prompts import Prompts, text_ids
 from specd.cli.child import Child, DaemonFailed, running_daemon
+from specd.cli.doctor_machine import processor_name
 from specd.errors import StartFailed
 from specd.model.arch import config_from_gguf
 from specd.model.catalog import resolve
@@ -112,7 +113,7 @@ class Race:
             "settings": vars(self.chosen),
             "machine": {
                 "cores": os.cpu_count(),
-                "cpu": _cpu_name(),
+                "cpu": processor_name(),
                 "python": platform.python_version(),
                 "load_before": self.load_before,
             },
@@ -145,7 +146,7 @@ class Race:
 
     def _title(self) -> str:
         streams = "one stream" if self.course.streams == 1 else f"{self.course.streams} streams"
-        return f"{self.model.name}, weights {self.chosen.weights}, {streams}, {_cpu_name()}"
+        return f"{self.model.name}, weights {self.chosen.weights}, {streams}, {processor_name()}"
 
 
 def _bounds(document: dict[str, Any]) -> dict[int, float]:
@@ -154,13 +155,6 @@ def _bounds(document: dict[str, Any]) -> dict[int, float]:
     if found is None or document["settings"]["streams"] > 1:
         return {}
     return {one["prompt_tokens"]: one["file_tokens_per_s"] for one in found["bounds"]}
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def parser_of(description: str | None, *, streams: int) -> argparse.ArgumentParser:

@@ -39,6 +39,9 @@ from specd.server.listener import Connections
 from specd.server.listeners import Listeners
 from specd.server.text_desk import TextDesk
 from specd.server.tls import Certificates, TlsFiles
+from specd.structure import drafter as grammar_drafter
+from specd.structure.drafter import GrammarDrafter
+from specd.structure.workshop import Workshop
 
 _log = logging.getLogger("specd.app")
 
@@ -83,24 +86,26 @@ async def _serve(
         DeviceLost: it served and cannot any more.
         Either alone or in an exception group: most of it runs inside a task group.
     """
-    drafters = load_drafters(settings.drafter)
+    grammar = GrammarDrafter()
+    drafters = _with_grammar(settings.drafter, grammar)
     path = resolve(settings.model)
     front = Front()
     listeners = _listeners(settings, front)
     await listeners.start(*_addresses(settings))
     _log.info("settings: %s", settings.model_dump_json())
     device = DeviceThread()
-    desk = TextDesk()
+    desk, workshop = TextDesk(), Workshop(grammar)
     drafting = Drafting(drafters, max_deadline_s=settings.draft_deadline_ms / 1000)
     try:
         async with anyio.create_task_group() as tasks:
             warm, asked_to_stop = anyio.Event(), anyio.Event()
             tasks.start_soon(_watch_signals, signals, warm, asked_to_stop, tasks.cancel_scope)
             booted = await device.boot(_device_settings(settings, path), progress)
+            await workshop.open(booted.tokenizer, booted.config.vocab_size)
             engine = _engine(settings, device, booted, drafting)
             tasks.start_soon(engine.run)
             admission = Admission(engine, listeners.tell)
-            front.open(_rooms(settings, engine, admission, booted, desk))
+            front.open(_rooms(settings, engine, admission, booted, desk, workshop))
             warm.set()
             await _admit(settings, admission, asked_to_stop)
             tasks.cancel_scope.cancel()
@@ -109,6 +114,7 @@ async def _serve(
             await listeners.stop(_STOP_GRACE_S)
             await drafting.aclose()
             desk.close()
+            workshop.close()
             await anyio.to_thread.run_sync(device.close, _STOP_GRACE_S)
 
 
@@ -121,6 +127,16 @@ async def _admit(settings: ServeSettings, admission: Admission, asked_to_stop: a
             await admission.drain(settings.drain_seconds)
     finally:
         admission.close("the daemon is stopping")
+
+
+def _with_grammar(specs: tuple[str, ...], grammar: GrammarDrafter) -> Mapping[str, Drafter]:
+    """The drafters of the settings behind `grammar`, which every daemon has that drafts at all.
+
+    Raises DrafterNotLoadable.
+    """
+    name = grammar_drafter.NAME
+    others = load_drafters(tuple(spec for spec in specs if spec != name))
+    return {name: grammar, **others} if specs else {}
 
 
 def load_drafters(specs: tuple[str, ...]) -> Mapping[str, Drafter]:
@@ -205,21 +221,24 @@ def _rooms(
     admission: Admission,
     booted: Booted,
     desk: TextDesk,
+    workshop: Workshop,
 ) -> Rooms:
     limits = Limits(
         vocab_size=booted.config.vocab_size,
         context_length=booted.config.context_length,
-        drafters=settings.drafter,
+        drafters=tuple(engine.drafting.statistics()),
         default_drafters=settings.drafter,
         max_draft_tokens=settings.max_draft_tokens,
         models=(settings.model,),
         draw_seed=lambda: secrets.randbits(64),
+        end_ids=booted.tokenizer.eos_ids,
     )
     return Rooms(
         engine=engine,
         admission=admission,
         booted=booted,
         desk=desk,
+        workshop=workshop,
         limits=limits,
         weights=settings.weights,
         max_rows=settings.max_rows,

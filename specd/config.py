@@ -23,7 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from specd.addresses import is_reachable_from_outside, parse
+from specd.addresses import Tcp, is_reachable_from_outside, parse
 from specd.errors import AddressUnavailable
 from specd.model.catalog import DEFAULT_MODEL
 from specd.model.formats import Invariance, Kernels, WeightFormat
@@ -160,6 +160,10 @@ class ServeSettings(BaseSettings):
             raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if self.tls_certificate is not None and not self._listens_on_tcp():
+            raise ValueError(
+                "--tls-certificate is for HOST:PORT; every address is a socket, which has no TLS"
+            )
         if self.tls_certificate is None and not self.insecure:
             for text in (*self.listen, self.admin_listen):
                 if text not in {"auto", "none"} and is_reachable_from_outside(parse(text)):
@@ -168,6 +172,11 @@ class ServeSettings(BaseSettings):
                         "--tls-key, or allow it with --insecure"
                     )
         return self
+
+    def _listens_on_tcp(self) -> bool:
+        """Whether any address is of TCP; the default one for admin calls is a socket."""
+        texts = {*self.listen, self.admin_listen} - {"auto", "none"}
+        return any(isinstance(parse(text), Tcp) for text in texts)
 
     @model_validator(mode="after")
     def _rows_fit_a_step(self) -> ServeSettings:

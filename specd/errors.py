@@ -11,12 +11,15 @@ Knows nothing of gRPC: `server/status.py` is the only place that maps these to w
     |   |-- DuplicateRequest        the id belongs to a live request
     |   |-- QueueFull               the waiting queue is at its limit
     |   |-- TooMuchText             more text waits to become tokens than is held
+    |   |-- TooManyStructures       as many structures are made or alive as are held
     |   |-- TooManyWatchers         WatchServerInfo is watched by as many as it takes
     |   |-- DeadlineTooShort        the caller's deadline is far too short for the prompt
     |   |-- WrongState              an admin call that this daemon's settings forbid
     |   `-- NotServing              warming up or draining
     |-- RequestFailed           after admission; the stream ends with a status
     |   |-- OutOfPages              alone in the daemon and still too long for the KV pool
+    |   |-- AnswerTooLarge          it fits no message, and was to come in one
+    |   |-- StructureFailed         nothing can follow in its structure, or it is too complex
     |   |-- NonFiniteLogits         the model produced NaN or infinity for this row
     |   `-- StepFailed              the step that held this request raised
     |-- DeviceLost              the device computes nothing any more; the daemon ends
@@ -109,6 +112,13 @@ class TooMuchText(RequestRefused):
         self.limit = limit_bytes
 
 
+class TooManyStructures(RequestRefused):
+    """As many structures are made or alive as the daemon holds."""
+
+    def __init__(self) -> None:
+        super().__init__("the daemon holds as many structures as it can; try again later")
+
+
 class TooManyWatchers(RequestRefused):
     """So many follow the daemon's numbers already that one more would slow streams."""
 
@@ -153,6 +163,23 @@ class OutOfPages(RequestFailed):
             f"the request needs KV memory for {num_tokens} tokens and the pool holds {capacity}; "
             "start the daemon with a larger --kv-memory or ask for fewer tokens"
         )
+
+
+class AnswerTooLarge(RequestFailed):
+    """An answer that was to come as one message and is larger than messages are."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            f"the answer has more than {max_bytes} bytes, too many for one message; use "
+            "StreamGenerate or ask for fewer tokens"
+        )
+
+
+class StructureFailed(RequestFailed):
+    """A form that cannot be completed: nothing may follow, or it has grown too complex."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the structure cannot be followed any further: {problem}")
 
 
 class NonFiniteLogits(RequestFailed):

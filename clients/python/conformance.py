@@ -21,6 +21,7 @@ from specd_client import (
     Delta,
     Event,
     Finished,
+    GeneratedSequence,
     Overloaded,
     SequenceFinished,
     Started,
@@ -38,9 +39,10 @@ PAUSE_S = 0.01
 
 
 def asked(prompt: Json, options: Json) -> Json:
-    """What a call of the client takes."""
+    """What a call of the client takes; JSON has neither large integers nor integers as keys."""
     seed = {"seed": int(options["seed"])} if "seed" in options else {}
-    return prompt | options | seed
+    bias = {int(token_id): value for token_id, value in options.get("logit_bias", {}).items()}
+    return prompt | options | seed | ({"logit_bias": bias} if bias else {})
 
 
 def error_seen(error: CallFailed) -> Json:
@@ -62,11 +64,24 @@ def error_seen(error: CallFailed) -> Json:
     }
 
 
+def sequence_seen(
+    deltas: Sequence[Delta] | Sequence[GeneratedSequence],
+    end: SequenceFinished | GeneratedSequence,
+) -> Json:
+    """A sequence as the protocol of drivers tells it, from events or whole."""
+    return {
+        "text": "".join(delta.text for delta in deltas),
+        "token_ids": [token_id for delta in deltas for token_id in delta.token_ids],
+        "logprobs": [asdict(entry) for delta in deltas for entry in delta.logprobs],
+        "steps": [asdict(step) for delta in deltas for step in delta.steps],
+        "finish_reason": end.finish_reason.name,
+        "matched_token_id": end.matched_token_id,
+        "matched_stop_string": end.matched_stop_string,
+    }
+
+
 def answer_seen(
-    started: Started,
-    deltas: Sequence[Delta] | Sequence[Completion],
-    sequence: SequenceFinished | Completion,
-    finished: Finished | Completion,
+    started: Started, sequences: Sequence[Json], finished: Finished | Completion
 ) -> Json:
     """An answer as the protocol of drivers tells it, from events or from a completion."""
     total = finished.speculation.total
@@ -76,12 +91,10 @@ def answer_seen(
         "prompt_tokens": started.prompt_tokens,
         "seed": str(started.seed),
         "arithmetic_fingerprint": started.arithmetic_fingerprint,
-        "text": "".join(delta.text for delta in deltas),
-        "token_ids": [token_id for delta in deltas for token_id in delta.token_ids],
-        "steps": [asdict(step) for delta in deltas for step in delta.steps],
-        "finish_reason": sequence.finish_reason.name,
-        "matched_token_id": sequence.matched_token_id,
-        "matched_stop_string": sequence.matched_stop_string,
+        "sequence_seeds": [str(seed) for seed in started.sequence_seeds],
+        "prompt_logprobs": [asdict(entry) for entry in started.prompt_logprobs],
+        **sequences[0],
+        "others": sequences[1:],
         "completion_tokens": finished.usage.completion_tokens,
         "verify_steps": total.verify_steps,
         "draft_tokens": total.draft_tokens,
@@ -97,21 +110,26 @@ def order_seen(events: Iterable[Event]) -> list[str]:
 
 async def stream(client: Client, parameters: Json, _: Json) -> Json:
     events = [event async for event in client.stream(**asked(**parameters))]
-    started, *deltas, sequence, finished = events
+    started, finished = events[0], events[-1]
     assert isinstance(started, Started)
-    assert isinstance(sequence, SequenceFinished)
     assert isinstance(finished, Finished)
-    texts = [delta for delta in deltas if isinstance(delta, Delta)]
+    deltas = [event for event in events if isinstance(event, Delta)]
+    ends = {event.sequence_index: event for event in events if isinstance(event, SequenceFinished)}
+    sequences = [
+        sequence_seen([delta for delta in deltas if delta.sequence_index == index], ends[index])
+        for index in sorted(ends)
+    ]
     return {
         "order": order_seen(events),
-        "last_completion_tokens": texts[-1].completion_tokens,
-        "answer": answer_seen(started, texts, sequence, finished),
+        "last_completion_tokens": deltas[-1].completion_tokens,
+        "answer": answer_seen(started, sequences, finished),
     }
 
 
 async def generate(client: Client, parameters: Json, _: Json) -> Json:
     answer = await client.generate(**asked(**parameters))
-    return {"answer": answer_seen(answer.started, [answer], answer, answer)}
+    sequences = [sequence_seen([sequence], sequence) for sequence in answer.sequences]
+    return {"answer": answer_seen(answer.started, sequences, answer)}
 
 
 async def cancel(client: Client, parameters: Json, _: Json) -> Json:

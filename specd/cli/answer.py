@@ -3,7 +3,8 @@
 Knows how flags become options of a request. Leaves conversations to `conversation.py` and looks to
 `shown.py`.
 
-Invariant: an `Answer` holds exactly the events that were shown, also where the call broke off.
+Invariant: an `Answer` holds exactly the events that went to the screen, also where the call broke
+off.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from specd_client import (
     CallFailed,
@@ -24,13 +26,15 @@ from specd_client import (
     Overloaded,
     SequenceFinished,
     Started,
+    TokenLogprob,
 )
 from specd_client.events import Event, FinishReason
 from specd_client.request import Options
 
 from specd.cli.calling import credentials
 from specd.cli.origins import Origins, Piece
-from specd.cli.shown import Screen, figures
+from specd.cli.sampling_flags import sampling_options
+from specd.cli.shown import Screen, Turns, figures
 
 # A daemon that streams answers this in a millisecond; without an answer the text goes uncoloured.
 DETOKENIZE_LIMIT_S = 5.0
@@ -61,18 +65,34 @@ class Answer:
         self.events.append(event)
 
     @property
-    def deltas(self) -> list[Delta]:
-        return [event for event in self.events if isinstance(event, Delta)]
+    def seeds(self) -> tuple[int, ...]:
+        """One per sequence; none before the daemon told them."""
+        return next((e.sequence_seeds for e in self.events if isinstance(e, Started)), ())
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        return next((e.prompt_logprobs for e in self.events if isinstance(e, Started)), ())
+
+    def deltas(self, index: int = 0) -> list[Delta]:
+        """Those of a sequence."""
+        deltas = [event for event in self.events if isinstance(event, Delta)]
+        return [delta for delta in deltas if delta.sequence_index == index]
 
     @property
     def text(self) -> str:
-        return "".join(delta.text for delta in self.deltas)
+        """Of the first sequence."""
+        return "".join(delta.text for delta in self.deltas())
+
+    @property
+    def ends(self) -> dict[int, FinishReason]:
+        """Why sequences ended, of those that came to their end."""
+        ends = [event for event in self.events if isinstance(event, SequenceFinished)]
+        return {end.sequence_index: end.finish_reason for end in ends}
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None where it did not come to its end."""
-        ends = [event for event in self.events if isinstance(event, SequenceFinished)]
-        return ends[0].finish_reason if ends else None
+        """Why the first sequence ended; None where it did not come to its end."""
+        return self.ends.get(0)
 
     @property
     def figures(self) -> str:
@@ -80,32 +100,23 @@ class Answer:
         ends = [event for event in self.events if isinstance(event, Finished)]
         if not ends:
             return ""
-        return figures(ends[0].speculation, ends[0].usage.completion_tokens, self._tokens_per_s)
+        num_tokens = ends[0].usage.completion_tokens
+        return figures(ends[0].speculation, num_tokens, self._tokens_per_s(num_tokens))
 
-    @property
-    def _tokens_per_s(self) -> float | None:
+    def _tokens_per_s(self, num_tokens: int) -> float | None:
         """Of the tokens behind the first delta: what comes before it is the prompt's time."""
-        deltas = self.deltas
-        if not deltas or self.last_s <= self.first_s:
+        first = next((event for event in self.events if isinstance(event, Delta)), None)
+        if first is None or self.last_s <= self.first_s:
             return None
-        later = deltas[-1].completion_tokens - deltas[0].completion_tokens
+        later = num_tokens - first.completion_tokens
         return later / (self.last_s - self.first_s) if later else None
 
 
 def options_from(parsed: argparse.Namespace) -> Options:
     """The options that the flags of a request ask for."""
-    return Options(
-        max_new_tokens=parsed.max_new_tokens,
-        temperature=parsed.temperature,
-        top_k=parsed.top_k,
-        top_p=parsed.top_p,
-        min_p=parsed.min_p,
-        seed=parsed.seed,
-        stop_strings=parsed.stop,
-        ignore_eos=True if parsed.ignore_eos else None,
+    return cast(Options, sampling_options(parsed)) | Options(
         speculation=False if parsed.no_speculation else None,
         drafters=parsed.drafter,
-        max_draft_tokens=parsed.max_draft_tokens,
         return_token_ids=True,
         return_steps=True if parsed.show_drafts else None,
     )
@@ -151,31 +162,42 @@ async def _stream(
     async with Client(
         parsed.address, credentials=own, retries=retries, channel_options=_OWN_CONNECTION
     ) as client:
-        colours = _Colours(client) if screen is not None and screen.paints else None
+        stage = None if screen is None else _Stage(client, screen)
         stream = client.stream(**prompt, timeout_s=timeout_s, **options_from(parsed))
         async with stream:
             async for event in stream:
-                if isinstance(event, Delta) and screen is not None:
-                    plain = [Piece(event.text, from_draft=False)]
-                    screen.write(plain if colours is None else await colours.split(event))
+                if stage is not None:
+                    await stage.show(event)
                 answer.add(event)
-        if colours is not None and screen is not None and colours.failure:
-            screen.note(f"the colours end before the text does: {colours.failure}")
+        if stage is not None and screen is not None and stage.failure:
+            screen.note(f"the colours end before the text does: {stage.failure}")
 
 
-class _Colours:
-    """Splits deltas by origin while the daemon tells where tokens end."""
+class _Stage:
+    """Brings events onto a screen; in colours while the daemon tells where tokens end."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, screen: Screen) -> None:
         self._client = client
-        self._origins = Origins(self._detokenized)
+        self._turns = Turns(screen)
+        self._paints = screen.paints
+        self._origins = defaultdict[int, Origins](lambda: Origins(self._detokenized))
         self.failure = ""
 
-    async def split(self, delta: Delta) -> list[Piece]:
-        """The text of a delta; after a failure in one piece."""
-        if not self.failure:
+    async def show(self, event: Event) -> None:
+        """Show what an event brings, if anything."""
+        match event:
+            case Started():
+                self._turns.begin(event.sequence_seeds)
+            case Delta():
+                self._turns.write(event.sequence_index, await self._pieces(event))
+            case SequenceFinished():
+                self._turns.end(event.sequence_index)
+
+    async def _pieces(self, delta: Delta) -> list[Piece]:
+        """The text of a delta by its origin; without colours and after a failure in one piece."""
+        if self._paints and not self.failure:
             try:
-                return await self._origins.split(delta)
+                return await self._origins[delta.sequence_index].split(delta)
             except CallFailed as error:
                 self.failure = str(error)
         return [Piece(delta.text, from_draft=False)]
@@ -185,21 +207,35 @@ class _Colours:
 
 
 def document(answer: Answer) -> dict[str, Any]:
-    """The JSON document of an answer, as far as it came."""
-    deltas = answer.deltas
-    found: dict[str, Any] = {
-        "text": answer.text,
-        "token_ids": [token for delta in deltas for token in delta.token_ids],
-    }
+    """The JSON document of an answer, as far as it came: its first sequence, and all of several."""
+    found = _sequence_document(answer, 0)
     for event in answer.events:
         match event:
             case Started():
                 found |= {"request_id": event.request_id, "model": event.model, "seed": event.seed}
-            case SequenceFinished():
-                found["finish_reason"] = event.finish_reason.name
             case Finished():
                 found["usage"] = asdict(event.usage)
                 found["speculation"] = asdict(event.speculation)
-    if steps := [asdict(step) for delta in deltas for step in delta.steps]:
-        found["steps"] = steps  # they come where --show-drafts asked for them
+    if answer.prompt_logprobs:
+        found["prompt_logprobs"] = [asdict(entry) for entry in answer.prompt_logprobs]
+    if len(answer.seeds) > 1:
+        found["sequences"] = [
+            {"seed": seed} | _sequence_document(answer, index)
+            for index, seed in enumerate(answer.seeds)
+        ]
+    return found
+
+
+def _sequence_document(answer: Answer, index: int) -> dict[str, Any]:
+    deltas = answer.deltas(index)
+    found: dict[str, Any] = {
+        "text": "".join(delta.text for delta in deltas),
+        "token_ids": [token for delta in deltas for token in delta.token_ids],
+    }
+    if index in answer.ends:
+        found["finish_reason"] = answer.ends[index].name
+    # These come where flags ask for them.
+    for name in ("logprobs", "steps"):
+        if entries := [asdict(entry) for delta in deltas for entry in getattr(delta, name)]:
+            found[name] = entries
     return found

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +37,14 @@ class Child:
 
 
 @contextmanager
-def running_daemon(*flags: str, waiting: Callable[[], object] = lambda: None) -> Iterator[Child]:
+def running_daemon(
+    *flags: str,
+    waiting: Callable[[], object] = lambda: None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Child]:
     """Run `specd serve` with these flags on a free port of this machine.
 
-    waiting: called again and again until the daemon is ready.
+    waiting: called again and again until the daemon is ready. env: None is this process's own.
 
     Raises:
         DaemonFailed: with the end of its log.
@@ -51,7 +55,7 @@ def running_daemon(*flags: str, waiting: Callable[[], object] = lambda: None) ->
         command += ["--admin-listen", f"unix:{folder}/admin", "--ready-file", str(ready)]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, *flags], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [*command, *flags], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
             )
         try:
             _wait_ready(process, ready, log, waiting)

@@ -7,10 +7,11 @@ import asyncio
 import json
 from typing import Any
 
-from specd_client import FinishReason, SpecdClientError
+from specd_client import Client, FinishReason, SpecdClientError
 
 from specd.cli.answer import ENDINGS, Answer, ask, document
-from specd.cli.calling import sentence
+from specd.cli.calling import credentials, sentence
+from specd.cli.logprob_table import show_logprobs
 from specd.cli.shown import Screen
 
 _FAILED, _INTERRUPTED = 1, 130
@@ -22,7 +23,7 @@ def run(parsed: argparse.Namespace) -> int:
     answer = Answer()
     screen.legend()
     try:
-        asyncio.run(ask(parsed, _prompt(parsed), answer, screen))
+        asyncio.run(_ask(parsed, answer, screen))
     except KeyboardInterrupt:
         screen.error("interrupted")
         return _INTERRUPTED
@@ -32,8 +33,7 @@ def run(parsed: argparse.Namespace) -> int:
         if parsed.json:
             print(json.dumps({"error": message}))
         return _FAILED
-    screen.end_line()
-    status = _told_ending(answer.finish_reason, screen)
+    status = _told_endings(answer, screen)
     if parsed.show_drafts:
         screen.note(answer.figures)
     if parsed.json:
@@ -41,13 +41,24 @@ def run(parsed: argparse.Namespace) -> int:
     return status
 
 
-def _told_ending(reason: FinishReason | None, screen: Screen) -> int:
+async def _ask(parsed: argparse.Namespace, answer: Answer, screen: Screen) -> None:
+    """Show the answer and, to people, its log probabilities. Raises as `ask` does."""
+    await ask(parsed, _prompt(parsed), answer, screen)
+    screen.end_line()
+    if not parsed.json and (parsed.top_logprobs, parsed.prompt_logprobs) != (None, None):
+        own = credentials(parsed)
+        async with Client(parsed.address, credentials=own, retries=False) as client:
+            await show_logprobs(answer, client, screen)
+
+
+def _told_endings(answer: Answer, screen: Screen) -> int:
     """Say where an answer is less than was asked for; returns the exit status."""
-    if reason is FinishReason.ABORTED:
-        screen.error(ENDINGS[reason])
+    reasons = set(answer.ends.values())
+    if FinishReason.ABORTED in reasons:
+        screen.error(ENDINGS[FinishReason.ABORTED])
         return _FAILED
-    if reason is FinishReason.CONTEXT_LENGTH:
-        screen.note(f"[{ENDINGS[reason]}]")
+    if FinishReason.CONTEXT_LENGTH in reasons:
+        screen.note(f"[{ENDINGS[FinishReason.CONTEXT_LENGTH]}]")
     return 0
 
 

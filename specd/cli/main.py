@@ -1,4 +1,4 @@
-"""The command line: `specd serve | generate | chat | bench | models | inspect | drain`.
+"""The command line: `specd serve | generate | chat | bench | models | inspect | doctor | drain`.
 
 Knows flags and where output goes: results to stdout, everything else to stderr, so that `--json`
 output is one clean document. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
@@ -16,6 +16,7 @@ from typing import Any
 
 from specd import __version__
 from specd.cli.bench_flags import add_bench
+from specd.cli.doctor_flags import add_doctor
 from specd.cli.drain import add_drain
 from specd.cli.model_flags import add_inspect, add_models
 from specd.cli.request_flags import add_chat, add_generate
@@ -116,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench(commands)
     add_models(commands)
     add_inspect(commands)
+    add_doctor(commands)
     add_drain(commands)
     return parser
 

@@ -67,7 +67,7 @@ def add_inspect(commands: Any) -> None:
         help="positions whose KV a step reads [%(default)s]",
     )
     inspect.add_argument(
-        "--threads", type=_threads, default=0, help="of torch; 0 is its own default [%(default)s]"
+        "--threads", type=threads, default=0, help="of torch; 0 is its own default [%(default)s]"
     )
     inspect.add_argument(
         "--kernels",
@@ -86,7 +86,8 @@ def _count(value: str) -> int:
     return int(value)
 
 
-def _threads(value: str) -> int:
+def threads(value: str) -> int:
+    """A type of numbers of threads, 0 for what is usual."""
     if not (value.isdecimal() and int(value) <= _MAX_THREADS):
         raise argparse.ArgumentTypeError(f"{value!r} is no whole number from 0 to {_MAX_THREADS}")
     return int(value)

@@ -1,7 +1,7 @@
 """Flags of `specd generate` and `specd chat`, most of them the same.
 
-Knows argparse and what a wire field can hold; imports no client, so that `--help` is quick. Leaves
-defaults and limits to the daemon: a flag that is not given is not sent.
+Knows where requests go and how answers are shown; what an answer is, is in `sampling_flags.py`.
+Imports no client, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from functools import partial
 from typing import Any
 
 from specd.addresses import UNIX, Tcp, parse
+from specd.cli.flag_types import text
+from specd.cli.sampling_flags import (
+    NO_OUTPUT_FLAGS,
+    add_output_flags,
+    add_sampling_flags,
+    check_sampling_flags,
+)
 from specd.errors import AddressUnavailable
 
 ADDRESS_VARIABLE = "SPECD_ADDRESS"
@@ -27,14 +34,15 @@ def add_generate(commands: Any) -> None:
     generate = commands.add_parser("generate", help="stream an answer from a running daemon")
     generate.add_argument(
         "text",
-        type=_text,
+        type=text,
         nargs="?",
         help=f"the prompt; {_STDIN} takes it from stdin, without the newline at its end",
     )
     generate.add_argument("--chat", action="store_true", help="send the text as a chat message")
-    generate.add_argument("--system", type=_text, help="a system message, with --chat")
+    generate.add_argument("--system", type=text, help="a system message, with --chat")
     generate.add_argument("--json", action="store_true", help="end with one JSON line")
     _add_request_flags(generate)
+    add_output_flags(generate)
     generate.set_defaults(run=partial(_generate, generate))
 
 
@@ -46,10 +54,10 @@ def add_chat(commands: Any) -> None:
         description="A conversation, a line a message; /help lists the commands. Ctrl-C stops an "
         "answer, Ctrl-D ends. Lines may come from a pipe; the status is then 1 if any failed.",
     )
-    chat.add_argument("--system", type=_text, help="a system message")
+    chat.add_argument("--system", type=text, help="a system message")
     chat.add_argument("--json", action="store_true", help="one JSON line per answer, no text")
     _add_request_flags(chat)
-    chat.set_defaults(run=partial(_chat, chat))
+    chat.set_defaults(run=partial(_chat, chat), **NO_OUTPUT_FLAGS)
 
 
 def add_address(parser: argparse.ArgumentParser, among: Any = None) -> None:
@@ -92,6 +100,7 @@ def _generate(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> in
     if parsed.system is not None and not parsed.chat:
         parser.error("--system goes with --chat")
     check_tls(parser, parsed, parsed.address)
+    check_sampling_flags(parser, parsed)
     if parsed.text is None:
         parser.error(f"there is no prompt: give its text, or {_STDIN} to take it from stdin")
     if parsed.text == _STDIN:
@@ -105,14 +114,15 @@ def _from_stdin(parser: argparse.ArgumentParser) -> str:
     if sys.stdin is None:
         parser.error("the prompt is to come from stdin, which is closed")
     try:
-        text = sys.stdin.buffer.read().decode()
+        given = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         parser.error(f"the prompt on stdin is not UTF-8: its byte {error.start} is wrong")
-    return text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")
+    return given.removesuffix("\r\n" if given.endswith("\r\n") else "\n")
 
 
 def _chat(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     check_tls(parser, parsed, parsed.address)
+    check_sampling_flags(parser, parsed)
     from specd.cli.chat import run
 
     return run(parsed)
@@ -128,13 +138,10 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
     parser.add_argument(
-        "--drafter", type=_text, action="append", help="a drafter of the daemon; repeatable"
+        "--drafter", type=text, action="append", help="a drafter of the daemon; repeatable"
     )
-    for flag, kind, meaning in _NUMBERS:
-        parser.add_argument(flag, type=kind, metavar="N", help=meaning)
+    add_sampling_flags(parser)
     parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="longest for one answer")
-    parser.add_argument("--stop", type=_text, action="append", help="a stop string; repeatable")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on past the end token")
 
 
 def _address(value: str) -> str:
@@ -148,41 +155,8 @@ def _address(value: str) -> str:
     return str(found)
 
 
-def _text(value: str) -> str:
-    """What the wire can carry: an argument that is no UTF-8 holds lone surrogates."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError("is not UTF-8") from None
-    return value
-
-
-def _uint32(value: str) -> int:
-    return _uint(value, 32)
-
-
-def _uint64(value: str) -> int:
-    return _uint(value, 64)
-
-
-def _uint(value: str, bits: int) -> int:
-    """A whole number that a wire field of so many bits holds."""
-    if not (value.isdecimal() and int(value) < 1 << bits):
-        raise argparse.ArgumentTypeError(f"{value!r} is no whole number from 0 to 2^{bits} - 1")
-    return int(value)
-
-
 _TLS_FILES = {
     "ca": "PEM file of whoever signs the daemon's certificate, instead of the public roots",
     "certificate": "PEM file to show to a daemon that asks for one; needs --tls-key",
     "key": "PEM file, the key of that certificate",
 }
-_NUMBERS = (
-    ("--max-new-tokens", _uint32, "tokens of an answer at most"),
-    ("--temperature", float, "0 takes the likeliest token"),
-    ("--top-k", _uint32, "choose from the N likeliest tokens"),
-    ("--top-p", float, "choose from the likeliest tokens that have this probability together"),
-    ("--min-p", float, "choose from tokens with this fraction of the likeliest one's probability"),
-    ("--seed", _uint64, "the same one gives the same answer"),
-    ("--max-draft-tokens", _uint32, "draft tokens in a step at most"),
-)

@@ -38,14 +38,14 @@ def run(settings: ServeSettings) -> int:
     try:
         anyio.run(serve, settings, bars)
     except* StartFailed as group:
-        problems.extend(_sentences(group))
+        problems.extend(sentences(group))
     except* DeviceLost as group:
-        lost.extend(_sentences(group))
+        lost.extend(sentences(group))
     finally:
         bars.close()
     for problem in (*problems, *lost):
         print(f"specd: {problem}", file=sys.stderr)
-    return _ended(START_FAILED if problems else FAILED if lost else 0)
+    return ended(START_FAILED if problems else FAILED if lost else 0)
 
 
 def _log_to(console: Console, level: str) -> None:
@@ -59,14 +59,15 @@ def _log_to(console: Console, level: str) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-def _sentences(group: BaseExceptionGroup[SpecdError]) -> list[str]:
+def sentences(group: BaseExceptionGroup[SpecdError]) -> list[str]:
+    """What each failure in a group says."""
     found: list[str] = []
     for error in group.exceptions:
-        found.extend(_sentences(error) if isinstance(error, BaseExceptionGroup) else [str(error)])
+        found.extend(sentences(error) if isinstance(error, BaseExceptionGroup) else [str(error)])
     return found
 
 
-def _ended(status: int) -> int:
+def ended(status: int) -> int:
     """Return the status, or end here and now where a thread is still at work.
 
     Python's own end would wait for some threads, and tear others out of native code, which C++

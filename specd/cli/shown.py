@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -75,6 +76,43 @@ class Screen:
         if not piece.from_draft:
             return piece.text
         return DRAFT.render(piece.text, color_system=ColorSystem.STANDARD)
+
+
+class Turns:
+    """Shows sequences one behind the other: the first as it comes, each other in its turn."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._seeds: Sequence[int] = ()
+        self._turn = 0
+        self._held = defaultdict[int, list[Piece]](list)
+        self._ended = set[int]()
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """One per sequence that comes."""
+        self._seeds = seeds
+        self._head()
+
+    def write(self, index: int, pieces: Iterable[Piece]) -> None:
+        """Show text of a sequence, now or in its turn."""
+        if index == self._turn:
+            self._screen.write(pieces)
+        else:
+            self._held[index] += pieces
+
+    def end(self, index: int) -> None:
+        """A sequence is complete."""
+        self._ended.add(index)
+        while self._turn in self._ended and self._turn + 1 < len(self._seeds):
+            self._screen.end_line()
+            self._turn += 1
+            self._head()
+            self._screen.write(self._held.pop(self._turn, []))
+
+    def _head(self) -> None:
+        if len(self._seeds) > 1:
+            place = f"{self._turn + 1} of {len(self._seeds)}"
+            self._screen.note(f"[{place}, seed {self._seeds[self._turn]}]")
 
 
 def figures(stats: SpeculationStats, num_tokens: int, tokens_per_s: float | None) -> str:

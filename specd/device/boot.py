@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -113,11 +114,20 @@ def fingerprint(
         "formats": list(formats),
         "kernels": kernels,
         "torch": torch.__version__,
+        "llguidance": version("llguidance"),  # whose masks decide where there is a structure
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor() if kernels == "torch" else {},
         "threads": num_threads,
         "invariance": invariance,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _processor() -> dict[str, object]:
+    """By what the libraries below torch choose their products: name, instruction sets, caches."""
+    # torch 2.11 may lack it.
+    told: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return {name: value for name, value in told.items() if not name.startswith("num_")}
 
 
 def _file_hash(path: Path) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specd.core.decoder import CoreDecoder, CoreRow
 from specd.device.memory import untouched_zeros
+from specd.device.sampler import Sampler, TorchSampler
 from specd.device.verifier import verify
 from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult
 from specd.kv.pages import RESERVED_PAGES
@@ -32,6 +33,7 @@ class CoreRunner:
         """`num_pages` counts usable pages; the reserved two come on top."""
         self.decoder = decoder
         self.kernels = decoder.isa
+        self.sampler: Sampler = TorchSampler()
         self.layout = every_total(decoder.max_positions)
         self.num_pages = num_pages
         self.weight_bytes = sum(linear.bytes for linear in decoder.weights.linears())
@@ -52,7 +54,7 @@ class CoreRunner:
     def step(self, batch: PaddedBatch) -> StepResult:
         """Run and verify one batch."""
         start = time.perf_counter()
-        rows = verify(self.logits(batch), batch)
+        rows = verify(self.logits(batch), batch, self.sampler)
         return StepResult(rows, time.perf_counter() - start)
 
     def check(self) -> None:

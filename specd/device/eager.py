@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,17 +18,20 @@ from torch import Tensor
 
 from specd.device.layout import HeadCounts, attention_layout
 from specd.device.memory import untouched_zeros
+from specd.device.sampler import Sampler, TorchSampler
 from specd.device.verifier import verify
 from specd.engine.padding import pad
 from specd.engine.step_types import (
     CleanDraft,
     LayoutSpec,
+    Masks,
     PaddedBatch,
     PaddedRow,
     PlannedRow,
     RowFault,
     RowResult,
     StepResult,
+    Words,
 )
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
 from specd.model.arch import ModelConfig
@@ -55,6 +59,7 @@ class EagerRunner:
     ) -> None:
         """`num_pages` counts usable pages; the reserved two come on top."""
         self.decoder = decoder
+        self.sampler: Sampler = TorchSampler()
         self.layout = layout
         self.strict = strict
         self.num_pages = num_pages
@@ -78,7 +83,7 @@ class EagerRunner:
     def step(self, batch: PaddedBatch) -> StepResult:
         """Run and verify one batch."""
         start = time.perf_counter()
-        rows = verify(self.logits(batch), batch)
+        rows = verify(self.logits(batch), batch, self.sampler)
         self._clear_rejected(batch, rows)
         return StepResult(self._judge_alone(batch, rows), time.perf_counter() - start)
 
@@ -122,12 +127,14 @@ class EagerRunner:
 
     def _without_draft(self, batch: PaddedBatch, row: PaddedRow) -> RowResult | None:
         known = batch.tokens[row.offset : row.offset + row.count - row.draft_len]
+        masks = row.choosing.masks
         plain = PlannedRow(
             row.request_id, row.slot, tuple(known.tolist()), row.first_position, True,
-            row.choosing,
+            replace(row.choosing, masks=None if masks is None else _FirstMask(masks)),
+            row.score_targets, row.score_top,
         )  # fmt: skip
         alone = pad([plain], [CleanDraft()], [row.pages], self.layout)
-        return verify(self.logits(alone), alone)[0]
+        return verify(self.logits(alone), alone, self.sampler)[0]
 
     def _clear_rejected(self, batch: PaddedBatch, rows: Sequence[RowResult | None]) -> None:
         """Zero K and V of rejected drafts: a NaN among them would pass the mask of later steps."""
@@ -157,6 +164,16 @@ class EagerRunner:
             for group in plan.groups
         )
         return DeviceLayout(groups, torch.from_numpy(plan.output_index))
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstMask:
+    """The masks of a row without its draft."""
+
+    masks: Masks
+
+    def result(self) -> Words:
+        return self.masks.result()[:1]
 
 
 def _largest(layout: LayoutSpec) -> int:

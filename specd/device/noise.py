@@ -1,8 +1,8 @@
 """Keyed noise: the random numbers of a token are a pure function of (seed, position, token id).
 
-Counter-based and portable: two 32-bit words, made from (seed, position) by the SplitMix64
-finaliser, enter at two rounds of a 32-bit integer mix over the token id (the `lowbias32` constants
-of Chris Wellons' hash prospector). The integer `h` is exact in every language; the noise
+Counter-based and portable: two 32-bit words, `key_words(seed, position)` of `engine/seeds.py`,
+enter at two rounds of a 32-bit integer mix over the token id (the `lowbias32` constants of Chris
+Wellons' hash prospector). The integer `h` is exact in every language; the noise
 `-log(-log1p(-u))` with `u = (h + 1/2) / 2^32` agrees within 1e-6. Vectors: tests/data/noise.json.
 Invariant: nothing here remembers anything, so neither batches nor history can change a draw.
 """
@@ -12,23 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_MASK64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 # Largest fp32 below 1. Without it u rounds to 1 for h >= 2^32 - 128, and its noise to -infinity.
 _BELOW_ONE = 1.0 - 2.0**-24
-
-
-def _finalise(z: int) -> int:
-    """The output function of SplitMix64: a bijection of 64-bit integers."""
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK64
-    return z ^ (z >> 31)
-
-
-def key_words(seed: int, position: int) -> tuple[int, int]:
-    """The two unsigned 32-bit words of (seed, position); position counts the prompt too."""
-    key = _finalise((_finalise(seed & _MASK64) + position * _GOLDEN) & _MASK64)
-    return key >> 32, key & 0xFFFFFFFF
 
 
 def _signed(word: int) -> int:

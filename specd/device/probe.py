@@ -2,7 +2,7 @@
 
 Runs the operations of a step, at the shapes that will run, in several company and compares bits:
 every linear layer's shape, the norms, the gate, paged attention with every window in chunks, alone
-and among neighbours, and the sampler on rows of a batch. Knows nothing of requests.
+and among neighbours, and what chooses tokens (`sampler_probe.py`). Knows nothing of requests.
 Invariant: a finding is a fact of this machine and torch build, never a tolerance.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specd.device.eager import EagerRunner
-from specd.device.sampling import sample
+from specd.device.sampler_probe import probe_sampler, same_bits
 from specd.engine.params import SamplingParams
 from specd.engine.step_types import Choosing, PaddedRow
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
@@ -27,6 +27,7 @@ from specd.model.attention import attend
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 33, 64, 128)
 HEAD_COUNTS = (1, 2, 3, 5, 8, 17)  # the head only sees sampled positions
 _POSITION_STRIDE = 7
+_LENGTH, _FULL_LENGTH = 600, 1000  # of the text that attention runs over
 _GREEDY = SamplingParams(temperature=0)
 
 
@@ -43,24 +44,29 @@ class ProbeReport:
         return not self.findings
 
 
-def probe(runner: EagerRunner) -> ProbeReport:
-    """Compare every operation with itself; belongs to the device thread."""
+def probe(runner: EagerRunner, *, full: bool = False) -> ProbeReport:
+    """Compare every operation with itself; belongs to the device thread.
+
+    full: at every number of positions that a step has, and at every position of a text.
+    """
     start = time.perf_counter()
     generator = torch.Generator().manual_seed(0)
     outcomes = [
-        *_row_operations(runner, generator),
+        *_row_operations(runner, generator, full=full),
         *(
             outcome
             for window in sorted(set(runner.decoder.config.windows))
-            for outcome in _attention(runner, window, generator)
+            for outcome in _attention(runner, window, generator, full=full)
         ),
-        probe_sampler(runner.decoder.config.vocab_size, generator),
+        *probe_sampler(runner.sampler, runner.decoder.config.vocab_size, generator),
     ]
     findings = tuple(finding for finding in outcomes if finding is not None)
     return ProbeReport(len(outcomes), findings, time.perf_counter() - start)
 
 
-def _row_operations(runner: EagerRunner, generator: torch.Generator) -> Iterator[str | None]:
+def _row_operations(
+    runner: EagerRunner, generator: torch.Generator, *, full: bool
+) -> Iterator[str | None]:
     config, weights = runner.decoder.config, runner.decoder.weights
     layer = weights.layers[0]
     query = config.num_heads * config.head_dim
@@ -76,7 +82,8 @@ def _row_operations(runner: EagerRunner, generator: torch.Generator) -> Iterator
     if layer.q_norm is not None:
         norm = _norm(layer.q_norm, config.norm_eps)
         operations.append(("norm of a head", config.head_dim, norm, COUNTS))
-    for name, width, operation, counts in operations:
+    for name, width, operation, few in operations:
+        counts = runner.layout.packed_buckets if full else few
         x = torch.randn(max(counts), width, generator=generator).to(weights.dtype)
         yield _compare_counts(name, operation, x, counts)
 
@@ -96,18 +103,11 @@ def _compare_counts(
     return None
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """To the bit. A file may hold weights that are no numbers, which is no fault of the machine."""
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(
-        one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)
-    )
-
-
 def _attention(
-    runner: EagerRunner, window: int, generator: torch.Generator
+    runner: EagerRunner, window: int, generator: torch.Generator, *, full: bool
 ) -> Iterator[str | None]:
     config, dtype = runner.decoder.config, runner.decoder.weights.dtype
-    length = min(600, config.context_length)
+    length = min(_FULL_LENGTH if full else _LENGTH, config.context_length)
     num_pages = -(-length // PAGE_SIZE)
     shape = runner.decoder.cache_shape(2 * num_pages + RESERVED_PAGES, PAGE_SIZE)[1:]
     cache = torch.randn(shape, generator=generator).to(dtype)
@@ -128,31 +128,22 @@ def _attention(
         return attend(parts, cache, layout, config.attention_scale)
 
     # Many: where attention depends on its company, most rows still agree by chance in bf16.
-    positions = sorted({*range(0, length, _POSITION_STRIDE), 127 % length, length - 1})
+    stride = 1 if full else _POSITION_STRIDE
+    positions = sorted({*range(0, length, stride), 127 % length, length - 1})
     alone = {first: run([(first, 1, pages)]) for first in positions}
     whole = run([(0, length, pages)])
     for first in positions:
-        if not same_bits(whole[first : first + 1], alone[first]):
-            yield f"attention: position {first} in a chunk of {length} differs from alone"
+        agrees = same_bits(whole[first : first + 1], alone[first])
+        chunk = f"attention: position {first} in a chunk of {length} differs from alone"
+        yield None if agrees else chunk
         count = min(5, length - first)
         few = run([(0, min(3, length), others), (first, count, pages), (length - 1, 1, others)])
         here = min(3, length)
-        if not same_bits(few[here : here + 1], alone[first]):
-            yield f"attention: position {first} among neighbours differs from alone"
-        yield None
+        agrees = same_bits(few[here : here + 1], alone[first])
+        yield None if agrees else f"attention: position {first} among neighbours differs from alone"
 
 
 def _row(offset: int, first: int, count: int, pages: tuple[int, ...]) -> PaddedRow:
     return PaddedRow(
         "probe", 0, offset, count, count, first, (), False, 0, pages, Choosing(_GREEDY)
     )
-
-
-def probe_sampler(vocab_size: int, generator: torch.Generator) -> str | None:
-    """Sample rows of a batch alone and together; a finding, or None."""
-    params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=1)
-    logits = torch.randn(3, vocab_size, generator=generator) * 5
-    for row in range(3):
-        if sample(logits[row], params, 7) != sample(logits[row].clone(), params, 7):
-            return f"sampler: row {row} of a batch differs from alone"
-    return None

@@ -14,8 +14,9 @@ import math
 import torch
 from torch import Tensor
 
-from specd.device.noise import gumbel, key_tensor, key_words
+from specd.device.noise import gumbel, key_tensor
 from specd.engine.params import SamplingParams
+from specd.engine.seeds import key_words
 
 # Colder than this, a logit gap of one bf16 step outweighs any noise: the argmax is the limit.
 COLDEST = 1e-6
@@ -32,9 +33,19 @@ def sample(logits: Tensor, params: SamplingParams, position: int) -> Tensor:
     """fp32 logits [vocab] -> the token id at text position `position`, a scalar tensor."""
     if is_greedy(params):
         return logits.argmax()
-    scores = truncate((logits - logits.max()) / params.temperature, params)
     key = key_tensor([key_words(params.seed, position)])
-    return (scores + gumbel(key, logits.shape[0])[0]).argmax()
+    return (scores(logits, params) + gumbel(key, logits.shape[0])[0]).argmax()
+
+
+def scores(logits: Tensor, params: SamplingParams) -> Tensor:
+    """What the noise is added to: log probabilities but for a constant, -inf where removed.
+
+    Greedy: logits less their maximum, nothing removed.
+    """
+    shifted = logits - logits.max()
+    if is_greedy(params):
+        return shifted
+    return truncate(shifted / params.temperature, params)
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> Tensor:

@@ -5,7 +5,9 @@ Invariant: no other thread calls torch once the model is loading, and no request
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +15,8 @@ from specd.device.assembly import DeviceSettings, Progress
 from specd.device.boot import Booted, boot
 from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult
 from specd.threads import DedicatedThread
+
+T = TypeVar("T")
 
 
 class DeviceThread:
@@ -44,6 +48,10 @@ class DeviceThread:
         """Let the device compute something that depends on nothing. Raises what torch raises."""
         assert self._booted is not None
         await self._thread.call(self._booted.runner.check)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do something else on the thread, between steps. Raises what `work` raises."""
+        return await self._thread.call(work)
 
     def close(self, timeout_s: float) -> bool:
         """Let the running step finish; True if it did in time."""

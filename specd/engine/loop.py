@@ -14,16 +14,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from specd.engine.book import Book
 from specd.engine.drafting import Draft, Drafting
-from specd.engine.events import Started
 from specd.engine.facts import EngineStatistics, ModelFacts
+from specd.engine.generation import EndCause, Generation
 from specd.engine.pace import Pace
 from specd.engine.padding import clean_draft, pad
-from specd.engine.request import EndCause, Request
-from specd.engine.rows import ask, delta, planned_row, push
+from specd.engine.request import Request
+from specd.engine.rows import ask, delta, failure, planned_row, push
 from specd.engine.scheduler import Limits, Plan, Share, plan
 from specd.engine.step_types import (
     CleanDraft,
@@ -34,7 +35,7 @@ from specd.engine.step_types import (
     StepResult,
 )
 from specd.engine.waste import WasteCounter
-from specd.errors import DeviceLost, NonFiniteLogits, NotServing, OutOfPages, StepFailed
+from specd.errors import DeviceLost, NotServing, OutOfPages, StepFailed
 
 _log = logging.getLogger("specd.engine")
 
@@ -71,9 +72,13 @@ class Engine:
         self._device = device
         self._model = model
         self._limits = limits
-        self._clock = clock
         self._book = Book(
-            drafting, num_pages=num_pages, max_rows=limits.max_rows, max_waiting=max_waiting
+            drafting,
+            model,
+            num_pages=num_pages,
+            max_rows=limits.max_rows,
+            max_waiting=max_waiting,
+            clock=clock,
         )
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -88,65 +93,61 @@ class Engine:
         """Positions that the whole KV pool holds."""
         return self._book.pages.capacity
 
-    def expecting(self, request_id: str) -> AbstractContextManager[None]:
-        """Hold an id for a request whose prompt is not ready yet: it is live for `abort`.
+    def expecting(self, request_id: str, num_sequences: int = 1) -> AbstractContextManager[None]:
+        """Hold an id for a call whose prompt is not ready yet: it is live for `abort`.
 
         Raises what `submit` raises, but for OutOfPages.
         """
-        return self._book.expecting(request_id)
+        return self._book.expecting(request_id, num_sequences)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; its events come through its mailbox.
+    def submit(self, generation: Generation) -> None:
+        """Queue a generation; its events come through its mailbox.
 
         Raises:
             NotServing, DuplicateRequest, QueueFull: and nothing has changed.
             OutOfPages: the prompt alone is larger than the KV pool.
         """
-        is_aborted = self._book.submit(request)
+        is_aborted = self._book.submit(generation)
         if is_aborted:
-            self.abort(request.request_id)
+            self.abort(generation.request_id)
         self._idle.clear()
         self._wake.set()
 
     def abort(self, request_id: str) -> bool:
-        """End a stream cleanly at the next step; False if no such request is alive."""
+        """End a stream cleanly at the next step; False if no such generation is alive."""
         if self._book.abort_expected(request_id):
             return True
-        request = self._book.find(request_id)
-        if request is None:
+        generation = self._book.find(request_id)
+        if generation is None:
             return False
-        if request.end_cause is None:
-            request.end_cause = EndCause.ABORTED
-            if not request.admitted:  # it never will be, and every stream begins with Started
-                request.mailbox.put_nowait(self._started(request))
+        generation.end_cause = generation.end_cause or EndCause.ABORTED
         self._wake.set()
         return True
 
-    def cancel(self, request: Request) -> None:
-        """The reader of `request` is gone. Harmless when the request has ended."""
-        if request.end_cause is None:
-            request.end_cause = EndCause.CANCELLED
+    def cancel(self, generation: Generation) -> None:
+        """The reader of `generation` is gone. Harmless when it has ended."""
+        generation.end_cause = generation.end_cause or EndCause.CANCELLED
         self._wake.set()
 
     def refuse_new(self, reason: str) -> None:
-        """Refuse every later `submit` with NotServing; live requests go on.
+        """Refuse every later `submit` with NotServing; live generations go on.
 
         The first reason stays.
         """
         self._book.refusing = self._book.refusing or reason
 
-    def live(self) -> list[Request]:
-        """All requests that have not ended."""
+    def live(self) -> list[Generation]:
+        """All generations that have not ended."""
         return self._book.live()
 
     async def wait_idle(self) -> None:
-        """Wait until no request is live."""
+        """Wait until no generation is live."""
         await self._idle.wait()
 
     def abort_all(self) -> None:
         """End every stream cleanly at the next step."""
-        for request in self._book.live():
-            self.abort(request.request_id)
+        for generation in self._book.live():
+            self.abort(generation.request_id)
 
     def statistics(self) -> EngineStatistics:
         pages = self._book.pages.statistics()
@@ -181,20 +182,21 @@ class Engine:
                     await self._wake.wait()
         finally:
             self.refuse_new(self._end_reason)
-            for request in book.live():
-                book.fail(request, NotServing(self._end_reason))
+            for generation in book.live():
+                book.fail(generation, NotServing(self._end_reason))
             self._idle.set()
 
     async def _guarded_step(self) -> None:
-        """One step; whatever it raises ends the requests that were part of it and no other."""
+        """One step; whatever it raises ends the generations that were part of it and no other."""
         part: list[Request] = []
         try:
             await self._step(part)
         except Exception:
-            part = part or self._book.live()
-            _log.exception("a step failed; its %d requests end", len(part))
-            for request in part:
-                self._book.fail(request, StepFailed())
+            failed = list(dict.fromkeys(request.generation for request in part))
+            failed = failed or self._book.live()
+            _log.exception("a step failed; its %d requests end", len(failed))
+            for generation in failed:
+                self._book.fail(generation, StepFailed())
             await self._check_device()
 
     async def _check_device(self) -> None:
@@ -220,25 +222,13 @@ class Engine:
     def _plan(self) -> Plan:
         book = self._book
         planned = plan(book.running, book.waiting, book.pages.num_free, self._limits)
-        for request in planned.failed:
-            book.fail(request, OutOfPages(request.known + 1, self.capacity))
         for request in planned.preempted:
             book.preempt(request)
+        for request in planned.failed:
+            book.fail(request.generation, OutOfPages(request.known + 1, self.capacity))
         for request in planned.admitted:
-            if book.admit(request):
-                request.mailbox.put_nowait(self._started(request))
+            book.admit(request)
         return planned
-
-    def _started(self, request: Request) -> Started:
-        return Started(
-            request_id=request.request_id,
-            model=self._model.name,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_prompt_tokens=0,
-            seed=request.params.sampling.seed,
-            queue_time_s=self._clock() - request.arrived_s,
-            fingerprint=self._model.fingerprint,
-        )
 
     # --- draft ---
 
@@ -252,7 +242,7 @@ class Engine:
         collected = await self.drafting.collect(asks, step_time_s=self.pace.step_time_s)
         for index, draft in zip(asking, collected, strict=True):
             drafts[index] = draft
-            shares[index].request.tally.drafted(
+            shares[index].request.generation.tally.drafted(
                 draft.drafter, draft.draft_time_s, draft.late, draft.faults
             )
         return drafts
@@ -266,7 +256,7 @@ class Engine:
             cleaned = self._clean(share, draft)
             last = request.computed + share.count + len(cleaned.token_ids)
             fresh.extend(self._book.pages.grow(request.pages, last))
-            rows.append(planned_row(share))
+            rows.append(planned_row(share, cleaned.token_ids))
             clean.append(cleaned)
         pages = [share.request.pages for share in shares]
         return pad(rows, clean, pages, self._device.layout, fresh)
@@ -278,8 +268,11 @@ class Engine:
         cleaned = clean_draft(draft.token_ids, allowance, self._model.vocab_size)
         if cleaned.fault is not None and draft.drafter is not None:
             self.drafting.report_fault(draft.drafter)
-            share.request.tally.drafted(draft.drafter, 0.0, (), (draft.drafter,))
-        return cleaned
+            share.request.generation.tally.drafted(draft.drafter, 0.0, (), (draft.drafter,))
+        structure = share.request.structure
+        if structure is None or not cleaned.token_ids:
+            return cleaned
+        return replace(cleaned, token_ids=structure.legal_prefix(cleaned.token_ids))
 
     # --- commit ---
 
@@ -297,13 +290,15 @@ class Engine:
         for index, share in enumerate(shares):
             row, outcome, draft = batch.rows[index], result.rows[index], drafts[index]
             share.request.computed += share.count
-            if outcome is None or share.request.end_cause is not None:
+            if share.request.generation.ending:
                 continue
-            # A row answers for its own pads, the last row for the layout's tail as well. A chunk
-            # that does not sample fills the step, so then there is no tail.
+            # A row answers for its own pads, the last row for the layout's tail as well.
             pads = row.span - row.count + (tail if index == len(shares) - 1 else 0)
-            maker = None if draft is None else draft.drafter
-            self._commit_row(share.request, row, outcome, maker, pads, result.device_time_s)
+            if not row.samples:
+                share.request.generation.tally.padded(pads)
+            if outcome is not None:
+                maker = None if draft is None else draft.drafter
+                self._commit_row(share.request, row, outcome, maker, pads, result.device_time_s)
 
     def _commit_row(
         self,
@@ -315,20 +310,29 @@ class Engine:
         seconds: float,
     ) -> None:
         if outcome.fault is not None:
-            self._book.fail(request, NonFiniteLogits())
+            self._book.fail(request.generation, failure(request, outcome.fault))
+            return
+        if request.scoring:
+            self._book.score(request, outcome.prompt_logprobs)
+        if not row.samples:
             return
         # Accepted draft tokens were inputs of this step: their K and V are in the pages.
         request.computed += outcome.accepted
         committed, ending = push(request, outcome.token_ids)
         accepted = min(outcome.accepted, len(committed))
         request.tokens.extend(committed)
-        request.tally.verified(maker, row.draft_len, accepted, pads, seconds)
+        if request.counts is not None:
+            request.counts.append(committed)
+        request.generation.tally.verified(maker, row.draft_len, accepted, pads, seconds)
         if maker is not None:
             self.verified_by_drafter[maker] += row.draft_len
             self.accepted_by_drafter[maker] += accepted
         self.drafting.observe(request.request_id, committed, accepted, maker)
-        request.mailbox.put_nowait(delta(request, row, committed, accepted, maker))
+        answer = delta(request, row, outcome, committed, accepted, maker)
+        request.generation.mailbox.put_nowait(answer)
         if ending is not None:
             self._book.finish(request, ending)
-        else:
-            self._book.pages.rewind(request.pages, request.known)
+            return
+        self._book.pages.rewind(request.pages, request.known)
+        if request.structure is not None:
+            request.structure.commit(committed)

@@ -1,8 +1,10 @@
-"""The place where a request's events wait for its reader.
+"""The place where a generation's events wait for its reader.
 
 One writer (the loop, which never waits), one reader (the stream's handler). Deltas that nobody has
 read are joined into few when the reader comes, so a slow reader costs memory for its own
-generation and nothing else. Invariant: events keep their order, and nothing follows the end.
+generation and nothing else. Sequences wait in lanes of their own and are read in turn, so that
+they join however they alternate. Invariant: events of a sequence keep their order, `Started` comes
+before all, `Finished` behind all, and nothing follows the end.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import asyncio
 from collections import deque
 from typing import NamedTuple, Self
 
-from specd.engine.events import Delta, Event
+from specd.engine.events import Delta, Event, Finished, SequenceFinished, Started
 from specd.errors import SpecdError
 
-# Tokens, characters and steps of one merged delta: some hundred kilobytes on the wire. A context of
-# 100,000 unread tokens in one message would be more than readers and gRPC itself take.
+# Tokens, characters, steps and log probabilities of one merged delta: some hundred kilobytes on
+# the wire. A context of 100,000 unread tokens in one message would be more than readers and gRPC
+# itself take.
 MAX_MERGED = 16_384
 
 
@@ -31,7 +34,7 @@ class MailboxStatistics(NamedTuple):
 
 
 def merge(deltas: list[Delta]) -> Delta:
-    """Join consecutive deltas; the cumulative count is the last one's."""
+    """Join consecutive deltas of one sequence; the cumulative count is the last one's."""
     if len(deltas) == 1:
         return deltas[0]
     return Delta(
@@ -39,6 +42,8 @@ def merge(deltas: list[Delta]) -> Delta:
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         num_completion_tokens=deltas[-1].num_completion_tokens,
         steps=tuple(step for delta in deltas for step in delta.steps),
+        sequence_index=deltas[-1].sequence_index,
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
     )
 
 
@@ -46,17 +51,33 @@ class Mailbox:
     """Unbounded by itself: a generation's own length bounds it."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        self._started: Started | None = None
+        self._lanes: dict[int, deque[Delta | SequenceFinished]] = {}  # next to be read first
+        self._finished: Finished | None = None
         self._error: SpecdError | None = None
         self._closed = False
         self._changed = asyncio.Event()
         self._merged = 0
 
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has its end, read or not."""
+        return self._closed
+
     def put_nowait(self, event: Event) -> None:
         """Add an event; dropped if the mailbox is closed."""
-        if not self._closed:
-            self._events.append(event)
-            self._changed.set()
+        if self._closed:
+            return
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, Finished):
+            self._finished = event
+        else:
+            lane = self._lanes.get(event.sequence_index)
+            if lane is None:
+                lane = self._lanes[event.sequence_index] = deque()
+            lane.append(event)
+        self._changed.set()
 
     def close(self, error: SpecdError | None = None) -> None:
         """End the stream behind what is queued, with `error` or cleanly. Later calls do nothing."""
@@ -71,10 +92,15 @@ class Mailbox:
             EndOfEvents: the stream ended cleanly.
             SpecdError: the stream ended with this error.
         """
-        if self._events:
-            return self._take()
-        if not self._closed:
-            return None
+        event: Event | None
+        if self._started is not None:
+            event, self._started = self._started, None
+        elif self._lanes:
+            event = self._take()
+        else:
+            event, self._finished = self._finished, None
+        if event is not None or not self._closed:
+            return event
         if self._error is not None:
             raise self._error
         raise EndOfEvents
@@ -96,19 +122,33 @@ class Mailbox:
             raise StopAsyncIteration from None
 
     def statistics(self) -> MailboxStatistics:
-        return MailboxStatistics(len(self._events), self._merged)
+        waiting = sum(map(len, self._lanes.values()))
+        waiting += (self._started is not None) + (self._finished is not None)
+        return MailboxStatistics(waiting, self._merged)
 
     def _take(self) -> Event:
-        first = self._events[0]
-        if not isinstance(first, Delta):
-            return self._events.popleft()
+        """From the lane that has waited longest, which goes behind the others."""
+        index = next(iter(self._lanes))
+        lane = self._lanes.pop(index)
+        event = self._joined(lane) if isinstance(lane[0], Delta) else lane.popleft()
+        if lane:
+            self._lanes[index] = lane
+        return event
+
+    def _joined(self, lane: deque[Delta | SequenceFinished]) -> Delta:
         run: list[Delta] = []
         size = 0
-        while self._events and isinstance(event := self._events[0], Delta):
-            size += len(event.token_ids) + len(event.text) + len(event.steps)
+        while lane and isinstance(event := lane[0], Delta):
+            size += _size(event)
             if run and size > MAX_MERGED:
                 break
             run.append(event)
-            self._events.popleft()
+            lane.popleft()
         self._merged += len(run) - 1
         return merge(run)
+
+
+def _size(delta: Delta) -> int:
+    """In units of some ten bytes on the wire."""
+    size = len(delta.token_ids) + len(delta.text) + len(delta.steps)
+    return size + sum(1 + len(one.alternatives) for one in delta.logprobs)

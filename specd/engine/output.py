@@ -2,8 +2,10 @@
 
 Looks at one token at a time, so that the end cannot depend on how tokens were grouped into accepted
 runs. Order per token: EOS, stop token, stop string, then length; so a stop that arrives with the
-last allowed token is reported as the stop. The token that ends a generation is part of its ids and
-counts; the text stops before the matched string or token unless it was asked to be included.
+last allowed token is reported as the stop. Of the first `min_new_tokens` nothing but length ends
+it: end and stop tokens cannot be chosen there, and a stop string that one of them completes is
+text. The token that ends a generation is part of its ids and counts; the text stops before the
+matched string or token unless it was asked to be included.
 """
 
 from __future__ import annotations
@@ -53,6 +55,15 @@ class Output:
         """New tokens until the length limit."""
         return self._limit - self.num_tokens
 
+    @property
+    def num_endless(self) -> int:
+        """How many of the next tokens cannot end the generation."""
+        return max(0, self._stop.min_new_tokens - self.num_tokens)
+
+    def ending_ids(self) -> tuple[int, ...]:
+        """The ids that end a generation, in ascending order."""
+        return tuple(sorted(self._eos_ids | self._stop.stop_token_ids))
+
     def push(self, token: int) -> Ending | None:
         """Add a token; returns the ending if it ends the generation."""
         self.num_tokens += 1
@@ -84,7 +95,8 @@ class Output:
                 # The end is decided: a stop string that this text completes decides nothing.
                 self._text += [self._stops.flush(), self._detokenizer.push(token)]
             return Ending(reason, matched_token_id=token)
-        scan = self._stops.push(self._detokenizer.push(token))
+        counts = self.num_tokens > self._stop.min_new_tokens
+        scan = self._stops.push(self._detokenizer.push(token), counts=counts)
         self._text.append(scan.text)
         if scan.matched is None:
             return None

@@ -40,7 +40,7 @@ class Masks(Protocol):
 
     def result(self) -> Words:
         """Wait for them: [sampled positions, ceil(vocab / 32)], bit i % 32 of word i // 32 is set
-        where token i is allowed. Raises what the matcher raised."""
+        where token i is allowed. May be called again. Raises what the matcher raised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,15 @@
-"""What speculation did for one request: total, and per drafter.
+"""What speculation did for one generation: total, and per drafter.
 
-Invariants, for the total and for every drafter: sum(h) == verify_steps,
-sum(i * h[i]) == accepted_draft_tokens, with h the accepted-length histogram; and
-completion tokens == accepted + verify steps - the tokens cut off behind the end.
+Invariants, for the total and for every drafter: sum(h) == verify_steps and
+sum(i * h[i]) == accepted_draft_tokens, with h the accepted-length histogram.
+
+For the total, whatever ended the generation: completion tokens == accepted_draft_tokens +
+verify_steps - cut. A step gives a sequence the draft tokens that were accepted and one of the
+target's own behind them. Only the end of the sequence cuts such a run, and what is cut is counted
+nowhere: where the last token is an accepted draft token, accepted ones behind it are not accepted,
+and the target's own, which the step still counts one for, is missing. So `cut` is the number of
+sequences whose last token was an accepted draft token: 0 or 1 for each. A step whose result nobody
+takes, because the generation was aborted or cancelled meanwhile or its row failed, counts nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +53,7 @@ class _Counts:
 
 
 class Tally:
-    """Counts of one request, changed by the loop."""
+    """Counts over all steps of all sequences, changed by the loop."""
 
     def __init__(self) -> None:
         self._total = _Counts()
@@ -76,6 +83,10 @@ class Tally:
         self._total.verified(num_draft, accepted, pads, seconds)
         if maker is not None and num_draft:
             self._of(maker).verified(num_draft, accepted, pads, seconds)
+
+    def padded(self, pads: int) -> None:
+        """A row that did not sample had so many pads."""
+        self._total.pad_positions += pads
 
     def frozen(self) -> SpeculationStats:
         return SpeculationStats(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import anyio
 
+from specd.engine.generation import EndCause
 from specd.engine.loop import Engine
-from specd.engine.request import EndCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +59,5 @@ class Admission:
         if patience.cancelled_caught:
             self._engine.abort_all()
             await self._engine.wait_idle()
-        aborted = sum(request.end_cause is EndCause.ABORTED for request in live)
+        aborted = sum(generation.end_cause is EndCause.ABORTED for generation in live)
         return Drained(len(live) - aborted, aborted)

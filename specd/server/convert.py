@@ -1,6 +1,7 @@
 """Protobuf -> domain, with all validation of what a caller sends. The way back is `wire.py`.
 
 Knows the wire messages and the limits of this daemon; knows nothing of live requests or tensors.
+`convert_sampling.py`, `convert_output.py` and `convert_model.py` are parts of it.
 
 Invariant: whatever a caller sets is in the result or refused by name. Fields that this revision of
 the protocol lacks were refused before, in `decoding.py`.
@@ -8,23 +9,16 @@ the protocol lacks were refused before, in `decoding.py`.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from google.protobuf.message import Message
 from specd_client.v1 import generation_pb2, model_pb2, types_pb2
 
-from specd.engine.params import (
-    GenerationParams,
-    OutputParams,
-    SamplingParams,
-    SpeculationParams,
-    StopParams,
-)
+from specd.engine.params import GenerationParams, SpeculationParams, StructureParams
 from specd.errors import ContextLengthExceeded, InvalidField, UnknownName
+from specd.server.convert_output import check_stops_fit, output_from, structure_from
+from specd.server.convert_sampling import Tokens, num_sequences_from, sampling_from, stop_from
 from specd.server.fields import (
     check_enum,
     refuse_if,
@@ -32,20 +26,15 @@ from specd.server.fields import (
     token_ids_from,
     value_or,
 )
+from specd.structure.drafter import NAME as GRAMMAR
 from specd.text.prompt import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokensPrompt
 
 MAX_REQUEST_ID_CHARS = 256
-MAX_TOP_K = 2**31 - 1
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 256
 MIN_DRAFT_BUDGET_S = 1e-9
 MAX_DRAFT_BUDGET_S = 1.0
 # The template takes 0.1 ms for each and holds the interpreter lock.
 MAX_MESSAGES = 4_096
 ROLES = ("system", "user", "assistant", "tool")
-# Values that say "off" are honoured although the feature does not exist.
-OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 GenerationRequest = generation_pb2.GenerateRequest | generation_pb2.StreamGenerateRequest
 NamesModel = (
@@ -62,8 +51,9 @@ class Limits:
     """What this daemon takes.
 
     drafters: all names a request may choose. default_drafters: the chain of a request that names
-    none. max_draft_tokens: draft tokens per step, default and cap. models: names served, the
-    default first. draw_seed: gives an unsigned 64-bit seed to a request without one.
+    none; `grammar` comes before it where there is a structure. max_draft_tokens: draft tokens per
+    step, default and cap. models: names served, the default first. draw_seed: gives an unsigned
+    64-bit seed to a request without one. end_ids: the model's own end tokens.
     """
 
     vocab_size: int
@@ -73,16 +63,18 @@ class Limits:
     max_draft_tokens: int
     models: tuple[str, ...]
     draw_seed: Callable[[], int]
+    end_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
-    """A whole generation request, validated and resolved."""
+    """A whole generation request, validated and resolved. whole: its answer is one message."""
 
     request_id: str
     model: str
     prompt: Prompt
     params: GenerationParams
+    whole: bool = False
 
 
 def call_from(request: GenerationRequest, *, limits: Limits) -> GenerationCall:
@@ -92,20 +84,30 @@ def call_from(request: GenerationRequest, *, limits: Limits) -> GenerationCall:
         model=model_from(request, limits=limits),
         prompt=prompt_from(request, limits=limits),
         params=params_from(request, limits=limits),
+        whole=isinstance(request, generation_pb2.GenerateRequest),
     )
 
 
 def params_from(request: GenerationRequest, *, limits: Limits) -> GenerationParams:
     """Returns the parameters with defaults filled in; draws the seed. Raises RequestRefused."""
     model_from(request, limits=limits)
-    refuse_if("structure", request.HasField("structure"))
     refuse_if("priority", request.priority != 0)
     refuse_if("tenant", request.tenant != "")
+    tokens = Tokens(limits.vocab_size, limits.context_length, limits.end_ids)
+    stop = stop_from(request.stop, tokens)
+    structure: StructureParams | None = None
+    if request.HasField("structure"):
+        structure = structure_from(request.structure)
+        check_stops_fit(stop)
     return GenerationParams(
-        sampling=_sampling(request.sampling, limits),
-        stop=_stop(request.stop, limits),
-        output=_output(request.output),
-        speculation=_speculation(request.speculation, limits),
+        sampling=sampling_from(
+            request.sampling, vocab_size=limits.vocab_size, draw_seed=limits.draw_seed
+        ),
+        stop=stop,
+        output=output_from(request.output),
+        speculation=_speculation(request.speculation, limits, is_structured=structure is not None),
+        structure=structure,
+        num_sequences=num_sequences_from(request.sampling),
     )
 
 
@@ -186,85 +188,17 @@ def _chat_prompt(message: types_pb2.Input) -> ChatPrompt:
     return ChatPrompt(tuple(ChatMessage(item.role, item.content) for item in chat.messages))
 
 
-def _sampling(message: types_pb2.SamplingParams, limits: Limits) -> SamplingParams:
-    for name, off in OFF.items():
-        refuse_if(f"sampling.{name}", value_or(message, name, off) != off)
-    refuse_if("sampling.logit_bias", bool(message.logit_bias))
-    _check_num_sequences(value_or(message, "num_sequences", 1))
-    temperature = value_or(message, "temperature", 1.0)
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise InvalidField("sampling.temperature", "must be finite and at least 0")
-    top_p = value_or(message, "top_p", 1.0)
-    if not 0 < top_p <= 1:
-        raise InvalidField("sampling.top_p", "must be above 0 and at most 1")
-    min_p = value_or(message, "min_p", 0.0)
-    if not 0 <= min_p <= 1:
-        raise InvalidField("sampling.min_p", "must be between 0 and 1")
-    seed = message.seed if message.HasField("seed") else limits.draw_seed()
-    return SamplingParams(temperature, _top_k(message, limits), top_p, min_p, seed)
-
-
-def _check_num_sequences(num_sequences: int) -> None:
-    if num_sequences == 0:
-        raise InvalidField("sampling.num_sequences", "must be at least 1")
-    refuse_if("sampling.num_sequences", num_sequences > 1)
-
-
-def _top_k(message: types_pb2.SamplingParams, limits: Limits) -> int:
-    if message.top_k > MAX_TOP_K:
-        raise InvalidField("sampling.top_k", f"must be at most {MAX_TOP_K}")
-    return message.top_k if message.top_k < limits.vocab_size else 0
-
-
-def _stop(message: types_pb2.StopParams, limits: Limits) -> StopParams:
-    refuse_if("stop.min_new_tokens", message.min_new_tokens != 0)
-    max_new_tokens = message.max_new_tokens if message.HasField("max_new_tokens") else None
-    if max_new_tokens == 0:
-        raise InvalidField("stop.max_new_tokens", "must be at least 1")
-    if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidField("stop.stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS}")
-    ids = token_ids_from("stop.stop_token_ids", message.stop_token_ids, limits.vocab_size)
-    return StopParams(
-        max_new_tokens=max_new_tokens,
-        stop_strings=_stop_strings(message.stop_strings),
-        stop_token_ids=frozenset(ids),
-        ignore_eos=message.ignore_eos,
-        include_stop_string=message.include_stop_string,
-    )
-
-
-def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidField("stop.stop_strings", f"more than {MAX_STOP_STRINGS}")
-    for index, string in enumerate(strings):
-        if not 1 <= len(string) <= MAX_STOP_STRING_CHARS:
-            raise InvalidField(
-                f"stop.stop_strings[{index}]",
-                f"must have 1 to {MAX_STOP_STRING_CHARS} characters, has {len(string)}",
-            )
-    return tuple(strings)
-
-
-def _output(message: types_pb2.OutputParams) -> OutputParams:
-    for name in ("top_logprobs", "prompt_logprobs"):
-        refuse_if(f"output.{name}", cast(Message, message).HasField(name))
-    check_enum("output.logprob_basis", message.logprob_basis, types_pb2.LogprobBasis.values())
-    refuse_if("output.logprob_basis", message.logprob_basis != 0)
-    return OutputParams(
-        text=value_or(message, "text", True),
-        token_ids=message.token_ids,
-        skip_special_tokens=value_or(message, "skip_special_tokens", True),
-        speculation_steps=message.speculation_steps,
-    )
-
-
-def _speculation(message: types_pb2.SpeculationParams, limits: Limits) -> SpeculationParams:
+def _speculation(
+    message: types_pb2.SpeculationParams, limits: Limits, *, is_structured: bool
+) -> SpeculationParams:
     check_enum("speculation.mode", message.mode, types_pb2.SpeculationMode.values())
     refuse_if("speculation.prediction", message.HasField("prediction"))
     if message.mode == types_pb2.SPECULATION_MODE_DISABLED:
         return _plain(message)
     max_draft_tokens = _max_draft_tokens(message, limits)
     drafters = _drafters(message.drafters, limits)
+    if is_structured and not message.drafters and GRAMMAR in limits.drafters:
+        drafters = tuple(dict.fromkeys((GRAMMAR, *drafters)))
     budget_s = _draft_budget_s(message)
     return SpeculationParams(drafters if max_draft_tokens else (), max_draft_tokens, budget_s)
 

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from specd.device.boot import Booted
+from specd.engine.generation import Generation, generation_of
 from specd.engine.loop import Engine
-from specd.engine.output import Output
-from specd.engine.request import Request
-from specd.errors import ContextLengthExceeded, DeadlineTooShort, NotServing
+from specd.engine.params import GenerationParams
+from specd.errors import ContextLengthExceeded, DeadlineTooShort, InvalidField, NotServing
 from specd.server.admission import Admission
 from specd.server.convert import GenerationCall, Limits
+from specd.server.message_sizes import check_logprobs_fit
 from specd.server.text_desk import TextDesk
+from specd.structure.matching import SequenceStructure
+from specd.structure.workshop import Workshop
 from specd.text.prompt import ChatPrompt, Prompt, TextPrompt
 
 # So many take about a millisecond, ten times what the way to a thread and back does.
@@ -34,6 +37,7 @@ class Rooms:
     admission: Admission
     booted: Booted
     desk: TextDesk
+    workshop: Workshop
     limits: Limits
     weights: str
     max_rows: int
@@ -93,29 +97,52 @@ class Rooms:
         text = self.booted.template.render(prompt.messages)
         return tokenizer.encode(text, parse_special=True, add_special=False)
 
-    async def submit(self, call: GenerationCall, deadline: Deadline) -> Request:
+    async def submit(self, call: GenerationCall, deadline: Deadline) -> Generation:
         """Tokenise a call and queue it. Raises RequestRefused, or OutOfPages for its prompt."""
         arrived_s = time.perf_counter()
-        with self.engine.expecting(call.request_id):
+        num_sequences = call.params.num_sequences
+        self._check_num_sequences(num_sequences)
+        with self.engine.expecting(call.request_id, num_sequences):
             ids = await self.tokens_of(call.prompt)
+            check_logprobs_fit(call, len(ids), self.limits)
             self._check_deadline(len(ids), deadline())
-            return self._queue(call, ids, arrived_s)
+            structures = await self._structures(call.params)
+            try:
+                return self._queue(call, ids, structures, arrived_s)
+            except BaseException:
+                for structure in structures:
+                    structure.close()
+                raise
 
-    def _queue(self, call: GenerationCall, ids: list[int], arrived_s: float) -> Request:
-        params = call.params
-        context_left = self.limits.context_length - len(ids)
-        request = Request(
-            request_id=call.request_id,
-            params=params,
-            num_prompt_tokens=len(ids),
-            tokens=ids,
-            output=Output(
-                self.booted.tokenizer, params.stop, params.output, context_left=context_left
-            ),
+    async def _structures(self, params: GenerationParams) -> list[SequenceStructure]:
+        if params.structure is None:
+            return []
+        return await self.workshop.make(params.structure, params.num_sequences)
+
+    def _check_num_sequences(self, number: int) -> None:
+        most = self.max_rows + self.max_waiting
+        if number > most:  # to wait until the queue is empty would not help
+            problem = f"this daemon holds at most {most} sequences at once"
+            raise InvalidField("sampling.num_sequences", problem)
+
+    def _queue(
+        self,
+        call: GenerationCall,
+        ids: list[int],
+        structures: Sequence[SequenceStructure],
+        arrived_s: float,
+    ) -> Generation:
+        generation = generation_of(
+            call.request_id,
+            call.params,
+            ids,
+            self.booted.tokenizer,
+            context_left=self.limits.context_length - len(ids),
             arrived_s=arrived_s,
+            structures=structures,
         )
-        self.engine.submit(request)
-        return request
+        self.engine.submit(generation)
+        return generation
 
 
 class Front:

@@ -6,21 +6,28 @@ call has no headers and may be retried; however a call ends, its request is canc
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import anyio.to_thread
 import grpc
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import generation_pb2_grpc
 
+from specd.engine.events import Event
+from specd.engine.generation import Generation
 from specd.engine.params import OutputParams
-from specd.engine.request import Request
 from specd.server.convert import GenerationRequest, aborted_id_from, call_from
 from specd.server.front import Front
 from specd.server.status import with_status
-from specd.server.wire import response_from, whole_response_from
+from specd.server.wire import WholeAnswer, num_logprobs, response_from
 
+# Each takes about a microsecond.
+MANY_LOGPROBS = 2000
+
+T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -33,7 +40,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._admitted(request, context) as (live, output):
-            return whole_response_from([event async for event in live.mailbox], output)
+            answer = WholeAnswer(output)
+            async for event in live.mailbox:
+                await _off_loop_if_large(answer.add, event)
+            return answer.response()
 
     @with_status
     async def StreamGenerate(  # type: ignore[override]  # it writes, the stub wants it to yield
@@ -41,7 +51,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         async with self._admitted(request, context) as (live, output):
             async for event in live.mailbox:
-                await context.write(response_from(event, output))
+                tell = partial(response_from, output=output)
+                await context.write(await _off_loop_if_large(tell, event))
 
     @with_status
     async def AbortGeneration(
@@ -53,7 +64,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @asynccontextmanager
     async def _admitted(
         self, request: GenerationRequest, context: Context
-    ) -> AsyncIterator[tuple[Request, OutputParams]]:
+    ) -> AsyncIterator[tuple[Generation, OutputParams]]:
         rooms = self._front.rooms
         call = call_from(request, limits=rooms.limits)
         live = await rooms.submit(call, context.time_remaining)
@@ -62,3 +73,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         finally:
             # gRPC tells a handler of a lost reader in several ways; this line serves them all.
             rooms.engine.cancel(live)
+
+
+async def _off_loop_if_large(tell: Callable[[Event], T], event: Event) -> T:
+    """Call `tell`, on a thread where it takes milliseconds: all streams share the loop."""
+    if num_logprobs(event) <= MANY_LOGPROBS:
+        return tell(event)
+    return await anyio.to_thread.run_sync(tell, event)

@@ -28,6 +28,7 @@ from specd.server.decoding import GuardDecoding
 from specd.server.front import Front
 from specd.server.generation import GenerationServicer
 from specd.server.health import HealthServicer
+from specd.server.message_sizes import MAX_MESSAGE_BYTES
 from specd.server.model import ModelServicer
 from specd.server.reflection import add_reflection
 from specd.server.tls import Certificates
@@ -35,7 +36,6 @@ from specd.server.tls import Certificates
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 MODEL = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

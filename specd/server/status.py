@@ -126,9 +126,14 @@ TABLE: Mapping[type[errors.SpecdError], Row] = {
     errors.WrongState: Row(Code.FAILED_PRECONDITION, "WRONG_STATE"),
     errors.TooMuchText: Row(Code.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", _none, _limit, _soon),
     errors.TooManyWatchers: Row(Code.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS", _none, _limit),
+    errors.TooManyStructures: Row(
+        Code.RESOURCE_EXHAUSTED, "TOO_MANY_STRUCTURES", retry_after_s=_soon
+    ),
     errors.NotServing: Row(Code.UNAVAILABLE, "NOT_SERVING", retry_after_s=_soon),
-    # Not RESOURCE_EXHAUSTED, which clients retry: only a larger pool helps.
+    # These three not RESOURCE_EXHAUSTED, which clients retry: it would end the same way.
     errors.OutOfPages: Row(Code.FAILED_PRECONDITION, "OUT_OF_PAGES"),
+    errors.AnswerTooLarge: Row(Code.FAILED_PRECONDITION, "ANSWER_TOO_LARGE"),
+    errors.StructureFailed: Row(Code.FAILED_PRECONDITION, "STRUCTURE_FAILED"),
     errors.NonFiniteLogits: Row(Code.INTERNAL, "NON_FINITE_LOGITS"),
     errors.StepFailed: Row(Code.INTERNAL, "STEP_FAILED"),
 }

@@ -24,7 +24,7 @@ class StopScan:
 
 
 class _Follower:
-    """Tracks how much of one stop string the text ends with."""
+    """Tracks how much of one stop string the text ends with, the whole string left out."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -33,18 +33,20 @@ class _Follower:
 
     def advance(self, character: str) -> bool:
         """Take one more character; True where the text now ends with the whole stop string."""
-        # Behind a match it starts anew: a later match of the same string never wins.
-        length = self.length if self.length < len(self.stop) else 0
+        length = self.length
         while length and self.stop[length] != character:
             length = self._shorter[length]
-        self.length = length + (self.stop[length] == character)
-        return self.length == len(self.stop)
+        length += self.stop[length] == character
+        is_whole = length == len(self.stop)
+        # Behind a whole one the next may have begun already: "aa" comes twice in "aaa".
+        self.length = self._shorter[length] if is_whole else length
+        return is_whole
 
 
 def _shorter_borders(stop: str) -> list[int]:
-    """At n < len(stop): the length of the longest proper prefix of stop[:n] that also ends it."""
+    """At n: the length of the longest proper prefix of stop[:n] that also ends it."""
     borders = [0, 0]
-    for place in range(1, len(stop) - 1):
+    for place in range(1, len(stop)):
         length = borders[place]
         while length and stop[length] != stop[place]:
             length = borders[length]
@@ -63,16 +65,17 @@ class TextStops:
         self._held = ""
         self._matched = False
 
-    def push(self, text: str) -> StopScan:
+    def push(self, text: str, *, counts: bool = True) -> StopScan:
         """Scan the text of one more token.
 
         Of several matches that this token completes, the one that begins first wins, the longest
-        where several begin there. Nothing is pushed after a match.
+        where several begin there; none does where it does not count. A later match may overlap one
+        that did not count. Nothing is pushed after a match.
         """
         assert not self._matched
         pending = self._held + text
         match = self._earliest_match(text, len(self._held))
-        if match is None:
+        if match is None or not counts:
             num_held = max((follower.length for follower in self._followers), default=0)
             cut = len(pending) - num_held
             self._held = pending[cut:]

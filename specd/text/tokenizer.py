@@ -134,9 +134,14 @@ class Tokenizer:
         """The whole text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         kept = (self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i)))
         data = b"".join(kept)
-        if self._codec.adds_space:
+        if self.adds_space:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether a text is encoded as if a space stood before it."""
+        return self._codec.adds_space
 
     @cached_property
     def longest_token_bytes(self) -> int:

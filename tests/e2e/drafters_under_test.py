@@ -1,10 +1,9 @@
 """Drafters that the daemon loads from its working directory: each misbehaves in one way.
 
-Imports nothing of specd but the contract, like any user's file. The daemon's names for them are
-`drafters_under_test:NAME_N`: every N is an object of its own with a breaker of its own, so that a
-test can have one that was never switched off. What they replay is a recording, a JSON list of texts
-(prompt and answer as one list of ids), read when a request begins; its path and that of the journal
-come from the environment.
+Imports nothing of specd but the contract, like any user's file, and those that the proof of
+equality has too. The daemon's names for them are `drafters_under_test:NAME_N`: every N is an object
+of its own with a breaker of its own, so that a test can have one that was never switched off. The
+paths of the recording that they replay and of the journal come from the environment.
 """
 
 from __future__ import annotations
@@ -18,55 +17,24 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
+from benchmarks.equality.drafters import (
+    RECORDING,
+    Long,
+    Nothing,
+    Oracle,
+    Ragged,
+    Replay,
+    Wrong,
+    wrong,
+)
 from drafters.contract import BaseDrafter, DraftContext, Drafter, EndReason, SamplingHint
 
-RECORDING, JOURNAL = "DRAFTERS_RECORDING", "DRAFTERS_JOURNAL"
+__all__ = ["JOURNAL", "RECORDING", "spec"]
+JOURNAL = "DRAFTERS_JOURNAL"
 NUM_IDS = 512  # of the standard toy's vocabulary
-
-
-class Replay(BaseDrafter):
-    """Knows how a text goes on, if the recording has it."""
-
-    inline: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self._texts: dict[str, list[list[int]]] = {}
-
-    def begin(self, request_id: str, prompt: Sequence[int], sampling: SamplingHint) -> None:
-        recording = Path(os.environ[RECORDING])
-        texts = json.loads(recording.read_text()) if recording.exists() else []
-        start = list(prompt)
-        mine = [text for text in texts if text[: len(start)] == start]
-        self._texts[request_id] = sorted(mine, key=len, reverse=True)
-
-    def end(self, request_id: str, reason: EndReason) -> None:
-        del self._texts[request_id]
-
-    def right(self, row: DraftContext, size: int) -> list[int]:
-        """The next `size` tokens of the recorded text; the last token again behind its end."""
-        known = list(row.tokens)
-        for text in self._texts[row.request_id]:
-            if text[: len(known)] == known:
-                found = text[len(known) : len(known) + size]
-                return found + [known[-1]] * (size - len(found))
-        return []
-
-
-class Oracle(Replay):
-    """Always right, and goes on past every end."""
-
-    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        return [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
-
-
-class Greedy(Replay):
-    """Right, and more than fits: 16 tokens whatever the budget."""
-
-    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        return [self.right(row, 16) for row in batch]
+FOREIGN = 255  # a byte that no text in UTF-8 holds
 
 
 class One(Replay):
@@ -83,40 +51,11 @@ class Two(Replay):
         return [self.right(row, 2) for row in batch]
 
 
-class Wrong(Replay):
-    """Never the token that comes."""
-
-    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        return [
-            [(token + 1) % NUM_IDS for token in self.right(row, budget)]
-            for row, budget in zip(batch, budgets, strict=True)
-        ]
-
-
 class WrongOne(Replay):
     """Exactly one token, never the one that comes."""
 
     def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        return [[(token + 1) % NUM_IDS for token in self.right(row, 1)] for row in batch]
-
-
-class Ragged(Replay):
-    """Random lengths, right up to a random place; awaited."""
-
-    inline: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._random = random.Random(7)
-
-    async def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        await asyncio.sleep(0)
-        return [self._row(row, budget) for row, budget in zip(batch, budgets, strict=True)]
-
-    def _row(self, row: DraftContext, budget: int) -> list[int]:
-        draft = self.right(row, self._random.randrange(0, 2 * budget + 1))
-        true = self._random.randrange(0, budget + 1)
-        return draft[:true] + [self._random.randrange(NUM_IDS) for _ in draft[true:]]
+        return [[wrong(token) for token in self.right(row, 1)] for row in batch]
 
 
 class Running(Replay):
@@ -125,7 +64,7 @@ class Running(Replay):
     inline: ClassVar[bool] = False
 
     def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        right = [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+        right = self.all_right(batch, budgets)
         command = ["echo", json.dumps(right)]
         return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
@@ -140,7 +79,7 @@ class Multiprocessing(Replay):
         self._context: Any = multiprocessing.get_context(start_method)
 
     def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        right = [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+        right = self.all_right(batch, budgets)
         receiving, sending = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_tell, args=(sending, right))
         process.start()
@@ -155,7 +94,7 @@ class Terminating(Replay):
     inline: ClassVar[bool] = False
 
     def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
-        right = [self.right(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+        right = self.all_right(batch, budgets)
         with multiprocessing.get_context("fork").Pool(1) as pool:
             return pool.map(list, right)
 
@@ -197,10 +136,6 @@ class Stuck(BaseDrafter):
 
     def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
         threading.Event().wait(600)
-
-
-class Nothing(BaseDrafter):
-    inline: ClassVar[bool] = True
 
 
 class Journal(BaseDrafter):
@@ -245,6 +180,14 @@ def ten_thousand(tokens: list[int], budget: int) -> list[int]:
     return [tokens[-1]] * 10_000
 
 
+def foreign(tokens: list[int], budget: int) -> list[int]:
+    return [FOREIGN] * budget
+
+
+def ending(tokens: list[int], budget: int) -> list[int]:
+    return [NUM_IDS - 1] * budget
+
+
 async def negative(tokens: list[int], budget: int) -> list[int]:
     return [-1] * budget
 
@@ -263,7 +206,7 @@ async def raising_async(tokens: list[int], budget: int) -> list[int]:
 
 _KINDS: dict[str, Callable[[], Drafter]] = {
     "oracle": Oracle,
-    "greedy": Greedy,
+    "greedy": Long,
     "one": One,
     "two": Two,
     "wrong": Wrong,
@@ -284,7 +227,7 @@ _KINDS: dict[str, Callable[[], Drafter]] = {
 }
 _FUNCTIONS = {
     function.__name__: function
-    for function in (ten_thousand, negative, beyond, nonsense, raising_async)
+    for function in (ten_thousand, foreign, ending, negative, beyond, nonsense, raising_async)
 }
 
 

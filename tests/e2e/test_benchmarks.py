@@ -113,3 +113,19 @@ def test_a_whole_quality_run_finds_fp32_equal_to_itself(toy: Path) -> None:
     assert itself["same_likeliest_token"] == 1.0
     assert bf16["kl_divergence"] > 0 and bf16["positions"] == 90
     assert bf16["perplexity"] == pytest.approx(itself["perplexity"], rel=0.05)
+
+
+def test_a_whole_invariance_run_compares_both_modes_under_every_load(toy: Path) -> None:
+    status, found, shown = benchmark(
+        *("invariance", "--model", str(toy), "--kernels", "torch", "--threads", "1"),
+        *("--tokens", "3", "--rounds", "1", "--by-rule"),
+    )
+    assert status == 0
+    loads = [one["load"] for one in found["results"]]
+    assert loads == ["one stream behind 32", "drafts of 7 behind 32", "8 streams"]
+    for one in found["results"]:
+        assert (one["kernels"], one["promised"]) == ("torch", "strict")
+        assert one["ratio_to_relaxed"]["relaxed"] == 1.0
+        assert min(one["tokens_per_s"].values()) > 0
+        assert len(one["tokens_per_s"]) == 4 and one["strict_ratio_by_round"]
+    assert "strict but for attention" in " ".join(shown.split())

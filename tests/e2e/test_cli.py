@@ -170,6 +170,8 @@ def test_version() -> None:
         ("generate", "--top-k", str(2**32), "x"),
         ("generate", "not \udcff UTF-8"),
         ("generate", "--system", "Be brief.", "x"),
+        ("generate", "--processed-logprobs", "x"),
+        ("chat", "--logit-bias", "5=1", "--logit-bias", "5=2"),
         ("models",),
         ("serve", "now"),
     ],

@@ -1,4 +1,4 @@
-"""The programs in the client's README run as they stand."""
+"""The programs in the clients' READMEs run as they stand."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PROGRAMS = [
 ]
 
 
-def test_there_is_a_program_for_each_form() -> None:
-    assert len(PROGRAMS) == 2
+def test_there_is_a_program_for_each_form_and_one_for_details() -> None:
+    assert len(PROGRAMS) == 3
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["async", "sync"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["async", "sync", "details"])
 def test_a_program_of_the_readme_runs(program: str, daemon: Daemon) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program.replace(ADDRESS, daemon.address)],

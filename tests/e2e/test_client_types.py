@@ -11,6 +11,7 @@ from specd_client import Client, Completion, Delta, Event, Options, Overloaded, 
 from specd_client import sync
 
 OPTIONS: Options = {"temperature": 0.5, "stop_strings": ["."], "seed": 7}
+DETAILED: Options = {"logit_bias": {3: -1.5}, "top_logprobs": 2, "choice": ["yes"]}
 
 
 async def asynchronous(address: str) -> Completion:
@@ -39,6 +40,13 @@ def blocking(address: str) -> Completion:
             found: bool = client.abort(name)
         except Overloaded as error:
             print(error.reason == Reason.QUEUE_FULL, error.retry_after_s, found)
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+        for sequence in client.generate("Hi", json_schema=schema, logprob_basis="RAW").sequences:
+            print(sequence.text, sequence.finish_reason.name)
+        answer = client.generate("Hi", **DETAILED)
+        for entry in answer.logprobs:
+            rank: int | None = entry.rank
+            print(rank, [other.logprob + 1 for other in entry.alternatives])
         return client.generate("Hi", drafters=["ngram"])
 """
 MISTAKES = """
@@ -53,8 +61,10 @@ async def mistakes(client: Client, blocking: sync.Client) -> None:
     for event in client.stream("Hi"):
         print(event)
     text: str = blocking.generate("Hi")
+    blocking.generate("Hi", logprob_basis="raw")
+    blocking.generate("Hi", choice=[1])
 """
-MISTAKEN_LINES = (6, 7, 8, 9, 10, 12)
+MISTAKEN_LINES = (6, 7, 8, 9, 10, 12, 13, 14)
 
 
 def checked(program: str, folder: Path) -> list[str]:

@@ -151,6 +151,10 @@ def test_a_wrong_value_is_told_in_our_words(flags: tuple[str, str], words: str) 
     [
         (("--tls-key", "k"), "--tls-certificate and --tls-key go together"),
         (("--tls-client-ca", "c"), "--tls-client-ca needs --tls-certificate and --tls-key"),
+        (
+            ("--listen", "unix:/s", "--tls-certificate", "c", "--tls-key", "k"),
+            "--tls-certificate is for HOST:PORT; every address is a socket, which has no TLS",
+        ),
         (("--max-rows", "300"), "--max-step-tokens has to be at least --max-rows"),
         (
             ("--listen", "0.0.0.0:1"),
@@ -164,6 +168,15 @@ def test_settings_that_do_not_go_together_are_named_as_flags(
 ) -> None:
     done = _print_config(*flags)
     assert (done.returncode, done.stderr) == (WRONG_USAGE, f"specd: {sentence}\n")
+
+
+def test_tls_is_taken_where_any_address_has_a_use_for_it() -> None:
+    tls = ("--tls-certificate", "c", "--tls-key", "k")
+    for more in (
+        ("--listen", "unix:/s", "--admin-listen", "127.0.0.1:1"),
+        ("--listen", "unix:/s", "--listen", "127.0.0.1:1", "--admin-listen", "none"),
+    ):
+        assert _print_config(*tls, *more).returncode == 0
 
 
 @pytest.mark.parametrize("flag", ["insecure", "reflection"])

@@ -7,7 +7,7 @@ Node client and uses it as its users do.
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import subprocess
 import sys
 import tarfile
@@ -23,6 +23,7 @@ from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import generation_pb2_grpc
 
 from tests.support.daemon import Daemon, daemon_process, environment, spawned
+from tests.support.node import node_path
 from tests.support.toy_gguf import build_toy_model
 
 CLIENTS = Path(__file__).parents[2] / "clients"
@@ -43,10 +44,7 @@ Json = dict[str, Any]
 @pytest.fixture(scope="session")
 def node() -> str:
     """The path of Node, and the promise that clients/node is built from what is in the tree."""
-    beside = Path(sys.executable).with_name("node")
-    found = str(beside) if beside.exists() else shutil.which("node")
-    if found is None:
-        pytest.fail("there is no node: install the extra dev, which brings one")
+    found = node_path()
     built = NODE_CLIENT / "dist/conformance/driver.js"
     if not built.exists():
         pytest.fail("clients/node is not built: run `npm ci && npm run build` in it")
@@ -118,14 +116,15 @@ def _observed(command: list[str], daemon: Daemon, scenario: Json) -> Json:
 def _reference(daemon: Daemon, parameters: Json) -> Json:
     """The answer of the daemon to a unary Generate, as drivers tell an answer."""
     options = parameters["options"] | {"seed": int(parameters["options"]["seed"])}
+    if "logit_bias" in options:
+        options["logit_bias"] = {int(key): bias for key, bias in options["logit_bias"].items()}
     text, token_ids, messages = map(parameters["prompt"].get, ("text", "token_ids", "messages"))
     streamed = request_from(text, token_ids, messages, options)
     request = pb.GenerateRequest.FromString(streamed.SerializeToString())
     with grpc.insecure_channel(daemon.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         whole = stub.Generate(request, timeout=LIMIT_S)
-    (sequence,) = whole.sequences
-    matched = sequence.finish.WhichOneof("matched")
+    first, *others = map(_sequence, whole.sequences)
     total = whole.speculation.total
     return {
         "request_id": whole.started.request_id,
@@ -133,8 +132,24 @@ def _reference(daemon: Daemon, parameters: Json) -> Json:
         "prompt_tokens": whole.started.prompt_tokens,
         "seed": str(whole.started.seed),
         "arithmetic_fingerprint": whole.started.arithmetic_fingerprint,
+        "sequence_seeds": [str(seed) for seed in whole.started.sequence_seeds],
+        "prompt_logprobs": list(map(_logprob, whole.started.prompt_logprobs)),
+        **first,
+        "others": others,
+        "completion_tokens": whole.usage.completion_tokens,
+        "verify_steps": total.verify_steps,
+        "draft_tokens": total.draft_tokens,
+        "accepted_draft_tokens": total.accepted_draft_tokens,
+        "accepted_length_histogram": list(total.accepted_length_histogram),
+    }
+
+
+def _sequence(sequence: pb.GeneratedSequence) -> Json:
+    matched = sequence.finish.WhichOneof("matched")
+    return {
         "text": sequence.text,
         "token_ids": list(sequence.token_ids),
+        "logprobs": list(map(_logprob, sequence.logprobs)),
         "steps": [
             {
                 "drafter": step.drafter if step.HasField("drafter") else None,
@@ -149,11 +164,17 @@ def _reference(daemon: Daemon, parameters: Json) -> Json:
         "matched_token_id": None,
         "matched_stop_string": None,
         **({matched: getattr(sequence.finish, matched)} if matched else {}),
-        "completion_tokens": whole.usage.completion_tokens,
-        "verify_steps": total.verify_steps,
-        "draft_tokens": total.draft_tokens,
-        "accepted_draft_tokens": total.accepted_draft_tokens,
-        "accepted_length_histogram": list(total.accepted_length_histogram),
+    }
+
+
+def _logprob(entry: pb.TokenLogprob) -> Json:
+    return {
+        "token_id": entry.token_id,
+        "logprob": entry.logprob if entry.HasField("logprob") else None,
+        "rank": entry.rank if entry.HasField("rank") else None,
+        "alternatives": [
+            {"token_id": other.token_id, "logprob": other.logprob} for other in entry.alternatives
+        ],
     }
 
 
@@ -189,8 +210,12 @@ def _check(client: str, node: str | None, daemon: Daemon, scenario: Json) -> Non
     command = [node if node and part == "node" else part for part in DRIVERS[client]]
     reference = {}
     if "$reference" in json.dumps(scenario["expect"]):
+        options = scenario["parameters"]["options"]
         reference = _reference(daemon, scenario["parameters"])
         assert reference["token_ids"], "a reference without tokens compares nothing"
+        assert bool(reference["logprobs"]) is ("top_logprobs" in options)
+        assert bool(reference["prompt_logprobs"]) is ("prompt_logprobs" in options)
+        assert len(reference["others"]) + 1 == options.get("num_sequences", 1)
     seen = _observed(command, daemon, scenario)
     differences = list(_differences(scenario["expect"], seen, reference))
     assert not differences, "\n".join(differences)
@@ -251,6 +276,21 @@ def test_the_node_client_passes_its_own_tests(node: str) -> None:
     tests = sorted(str(path) for path in (NODE_CLIENT / "dist/test").glob("*.test.js"))
     assert len(tests) > 3
     _run([node, "--test", *tests])
+
+
+def test_the_programs_of_the_node_readme_run(
+    node: str, tmp_path: Path, daemon_for: Callable[[Json], Daemon]
+) -> None:
+    programs = re.findall(r"```js\n(.*?)```", (NODE_CLIENT / "README.md").read_text(), re.DOTALL)
+    assert len(programs) == 2
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules/specd-client").symlink_to(NODE_CLIENT)
+    daemon = daemon_for(SCENARIOS["stream"]["daemon"])
+    for program in programs:
+        assert "localhost:50051" in program
+        path = tmp_path / "program.mjs"
+        path.write_text(program.replace("localhost:50051", daemon.address))
+        assert _run([node, str(path)])
 
 
 CONSUMER = """

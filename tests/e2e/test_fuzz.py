@@ -34,14 +34,29 @@ DOCUMENTED = {row.reason: row.code for row in TABLE.values()}
 FAULTS_OF_OURS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 
 
-def _generation(kind: type[Any]) -> Callable[[], Message]:
+# Penalties, bans and several sequences exclude a structure in parts; each has a request of its own.
+_CHOSEN = {
+    "sampling": {
+        **{"temperature": 0.5, "seed": 1, "num_sequences": 2, "logit_bias": {511: -1.0}},
+        **{"repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+    },
+    "stop": {"max_new_tokens": 3, "min_new_tokens": 2, "stop_strings": ["xyz"]},
+    "output": {"token_ids": True, "top_logprobs": 2, "prompt_logprobs": 1, "logprob_basis": 2},
+}
+_STRUCTURED = {
+    "sampling": {"temperature": 1.0, "seed": 1},
+    "stop": {"max_new_tokens": 8, "stop_token_ids": [3]},
+    "output": {"token_ids": True, "top_logprobs": 0},
+    "structure": {"json_schema": '{"enum": ["port", 7]}'},
+}
+
+
+def _generation(kind: type[Any], parts: dict[str, Any]) -> Callable[[], Message]:
     return lambda: kind(
         request_id="fuzz",
         input={"text": "The ferry"},
-        sampling={"temperature": 0.5, "seed": 1},
-        stop={"max_new_tokens": 3, "stop_strings": ["xyz"]},
-        output={"token_ids": True},
         speculation={"mode": 2, "drafters": ["ngram"], "draft_budget": {"nanos": 10**7}},
+        **parts,
     )
 
 
@@ -49,6 +64,7 @@ def _generation(kind: type[Any]) -> Callable[[], Message]:
 class Method:
     """One RPC: how to make a good request, and what comes back."""
 
+    name: str
     path: str
     good: Callable[[], Message]
     response: type[Message]
@@ -57,35 +73,54 @@ class Method:
 
 _G, _M = "/specd.v1.GenerationService/", "/specd.v1.ModelService/"
 METHODS = {
-    method.path.rpartition("/")[2]: method
+    method.name: method
     for method in (
-        Method(
-            f"{_G}StreamGenerate",
-            _generation(pb.StreamGenerateRequest),
-            pb.StreamGenerateResponse,
-            streams=True,
+        *(
+            Method(
+                f"StreamGenerate{name}",
+                f"{_G}StreamGenerate",
+                _generation(pb.StreamGenerateRequest, parts),
+                pb.StreamGenerateResponse,
+                streams=True,
+            )
+            for name, parts in (("", _CHOSEN), (" structured", _STRUCTURED))
         ),
-        Method(f"{_G}Generate", _generation(pb.GenerateRequest), pb.GenerateResponse),
+        *(
+            Method(
+                f"Generate{name}",
+                f"{_G}Generate",
+                _generation(pb.GenerateRequest, parts),
+                pb.GenerateResponse,
+            )
+            for name, parts in (("", _CHOSEN), (" structured", _STRUCTURED))
+        ),
         Method(
+            "AbortGeneration",
             f"{_G}AbortGeneration",
             lambda: pb.AbortGenerationRequest(request_id="nobody"),
             pb.AbortGenerationResponse,
         ),
         Method(
+            "Tokenize",
             f"{_M}Tokenize",
             lambda: model_pb2.TokenizeRequest(input={"text": "a"}),
             model_pb2.TokenizeResponse,
         ),
         Method(
+            "Detokenize",
             f"{_M}Detokenize",
             lambda: model_pb2.DetokenizeRequest(token_ids=[1, 2, 511]),
             model_pb2.DetokenizeResponse,
         ),
-        Method(f"{_M}GetModel", model_pb2.GetModelRequest, model_pb2.GetModelResponse),
+        Method("GetModel", f"{_M}GetModel", model_pb2.GetModelRequest, model_pb2.GetModelResponse),
         Method(
-            f"{_M}GetServerInfo", model_pb2.GetServerInfoRequest, model_pb2.GetServerInfoResponse
+            "GetServerInfo",
+            f"{_M}GetServerInfo",
+            model_pb2.GetServerInfoRequest,
+            model_pb2.GetServerInfoResponse,
         ),
         Method(
+            "WatchServerInfo",
             f"{_M}WatchServerInfo",
             lambda: model_pb2.WatchServerInfoRequest(interval={"seconds": 1}),
             model_pb2.WatchServerInfoResponse,
@@ -94,7 +129,8 @@ METHODS = {
     )
 }
 
-NAMES = st.shared(st.sampled_from(list(METHODS) + ["StreamGenerate", "Generate"] * 3), key="name")
+_OFTEN = [name for name in METHODS if "Generate" in name] * 2
+NAMES = st.shared(st.sampled_from(list(METHODS) + _OFTEN), key="name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +203,23 @@ def check_the_daemon_is_unharmed(wire: Wire) -> Iterator[None]:
 def _check_stream(answer: list[Any]) -> None:
     """A stream that ended well is a whole one."""
     kinds = [message.WhichOneof("event") for message in answer]
-    assert kinds[0] == "started"
-    assert set(kinds[1:-2]) <= {"delta"}
-    assert kinds[-2:] == ["sequence_finished", "finished"]
+    assert (kinds[0], kinds[-1]) == ("started", "finished")
+    assert set(kinds[1:-1]) <= {"delta", "sequence_finished"}
+    num_sequences = len(answer[0].started.sequence_seeds)
+    ends = [
+        message.sequence_finished for message in answer if message.HasField("sequence_finished")
+    ]
+    assert sorted(end.sequence_index for end in ends) == list(range(num_sequences))
     usage = answer[-1].finished.usage
-    assert 1 <= usage.completion_tokens
-    assert usage.prompt_tokens + usage.completion_tokens <= CONTEXT_LENGTH
-    counts = [message.delta.completion_tokens for message in answer[1:-2]]
-    assert counts == sorted(counts)
+    assert num_sequences <= usage.completion_tokens
+    assert usage.completion_tokens <= num_sequences * (CONTEXT_LENGTH - usage.prompt_tokens)
+    deltas = [message.delta for message in answer if message.HasField("delta")]
+    for index in range(num_sequences):
+        counts = [delta.completion_tokens for delta in deltas if delta.sequence_index == index]
+        assert counts == sorted(counts)
+    for delta in deltas:
+        ids = [entry.token_id for entry in delta.logprobs]
+        assert not ids or not delta.token_ids or ids == list(delta.token_ids)
 
 
 @given(name=NAMES, data=st.data())
@@ -187,7 +232,7 @@ def test_a_good_request_with_odd_fields_is_answered_or_refused(
     answer = wire.check(method, request.SerializeToString())
     if answer is not None:
         assert not list(senseless(request)), "it says what nobody can honour"
-    if answer is not None and name == "StreamGenerate":
+    if answer is not None and name.startswith("StreamGenerate"):
         _check_stream(answer)
 
 

@@ -32,6 +32,14 @@ def _chat(**parts: Any) -> dict[str, Any]:
     return {"input": {"chat": {"messages": messages} | parts}}
 
 
+def _sampling(name: str, value: float) -> tuple[str, dict[str, Any]]:
+    return f"sampling.{name}", {"sampling": {name: value}}
+
+
+def _structured(**stop: Any) -> dict[str, Any]:
+    return {"stop": stop, "structure": {"regex": "a+"}}
+
+
 INVALID: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": {}}),
     ("input", {"input": None}),
@@ -49,8 +57,19 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     *(("sampling.top_p", {"sampling": {"top_p": p}}) for p in (0.0, -0.5, 1.5, NAN)),
     *(("sampling.min_p", {"sampling": {"min_p": p}}) for p in (-0.1, 1.1, NAN)),
     ("sampling.top_k", {"sampling": {"top_k": 2**32 - 1}}),
-    ("sampling.num_sequences", {"sampling": {"num_sequences": 0}}),
+    *(("sampling.num_sequences", {"sampling": {"num_sequences": n}}) for n in (0, 17)),
+    *(_sampling("repetition_penalty", v) for v in (0.0, -1.0, 0.001, 101.0, NAN, INF)),
+    *(_sampling("presence_penalty", value) for value in (-101.0, 101.0, NAN, INF)),
+    *(_sampling("frequency_penalty", value) for value in (-101.0, 101.0, NAN, -INF)),
+    ("sampling.logit_bias[512]", {"sampling": {"logit_bias": {VOCABULARY: 1.0}}}),
+    ("sampling.logit_bias[4294967295]", {"sampling": {"logit_bias": {2**32 - 1: 1.0}}}),
+    *(("sampling.logit_bias[7]", {"sampling": {"logit_bias": {7: v}}}) for v in (NAN, INF, -1001)),
+    ("sampling.logit_bias", {"sampling": {"logit_bias": dict.fromkeys(range(1025), 0.0)}}),
     ("stop.max_new_tokens", {"stop": {"max_new_tokens": 0}}),
+    ("stop.min_new_tokens", {"stop": {"max_new_tokens": 4, "min_new_tokens": 5}}),
+    ("stop.min_new_tokens", {"stop": {"min_new_tokens": CONTEXT_LENGTH}}),
+    ("stop.min_new_tokens", _structured(min_new_tokens=1)),
+    ("stop.ignore_eos", _structured(ignore_eos=True)),
     ("stop.stop_strings", {"stop": {"stop_strings": ["a"] * 17}}),
     ("stop.stop_strings[1]", {"stop": {"stop_strings": ["a", ""]}}),
     ("stop.stop_strings[0]", {"stop": {"stop_strings": ["a" * 1025]}}),
@@ -65,27 +84,23 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     ("speculation.draft_budget", {"speculation": {"draft_budget": {"seconds": 2}}}),
     ("speculation.draft_budget", {"speculation": {"draft_budget": {"nanos": -1}}}),
     ("output.logprob_basis", {"output": {"logprob_basis": 9}}),
+    ("output.logprob_basis", {"output": {"logprob_basis": 1}}),
+    ("output.logprob_basis", {"output": {"logprob_basis": 2, "prompt_logprobs": 1}}),
+    ("output.top_logprobs", {"output": {"top_logprobs": 21}}),
+    ("output.prompt_logprobs", {"output": {"prompt_logprobs": 21}}),
+    ("structure", {"structure": {}}),
+    ("structure.json_schema", {"structure": {"json_schema": ""}}),
+    ("structure.regex", {"structure": {"regex": "a" * 262_145}}),
+    ("structure.grammar", {"structure": {"grammar": ""}}),
+    ("structure.choice.values", {"structure": {"choice": {}}}),
+    ("structure.choice.values[1]", {"structure": {"choice": {"values": ["a", "a"]}}}),
 ]
 
 UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
     ("input.chat.tools", _chat(tools=[{"name": "f"}])),
     ("input.chat.template_arguments", _chat(template_arguments={"a": 1})),
-    ("sampling.repetition_penalty", {"sampling": {"repetition_penalty": 1.1}}),
-    ("sampling.presence_penalty", {"sampling": {"presence_penalty": 0.1}}),
-    ("sampling.frequency_penalty", {"sampling": {"frequency_penalty": NAN}}),
-    ("sampling.logit_bias", {"sampling": {"logit_bias": {1: 1.0}}}),
-    ("sampling.num_sequences", {"sampling": {"num_sequences": 2}}),
-    ("stop.min_new_tokens", {"stop": {"min_new_tokens": 1}}),
-    ("output.top_logprobs", {"output": {"top_logprobs": 0}}),
-    ("output.prompt_logprobs", {"output": {"prompt_logprobs": 0}}),
-    ("output.logprob_basis", {"output": {"logprob_basis": 1}}),
     ("speculation.prediction", {"speculation": {"prediction": {"text": "x"}}}),
     ("speculation.prediction", {"speculation": {"prediction": {"tokens": {"ids": [1]}}}}),
-    ("structure", {"structure": {"json_schema": "{}"}}),
-    ("structure", {"structure": {"regex": "a"}}),
-    ("structure", {"structure": {"grammar": "a"}}),
-    ("structure", {"structure": {"choice": {"values": ["a"]}}}),
-    ("structure", {"structure": {}}),
     ("priority", {"priority": -1}),
     ("tenant", {"tenant": "me"}),
 ]
@@ -96,6 +111,8 @@ HARMLESS: list[dict[str, Any]] = [
     {"sampling": {"num_sequences": 1}},
     {"stop": {"max_new_tokens": 2, "min_new_tokens": 0}},
     {"stop": {"max_new_tokens": 2, "stop_token_ids": [1, 1]}},
+    {"sampling": {"logit_bias": {1: 0.0}}},
+    {"output": {"top_logprobs": 0, "logprob_basis": 0}},
     {"priority": 0},
     {"speculation": {"mode": 0}},
     {"speculation": {"max_draft_tokens": 0, "drafters": ["ngram"]}},

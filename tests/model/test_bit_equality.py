@@ -1,42 +1,31 @@
 """The arithmetic is pinned, on the real model: no bit of a row of logits depends on its company.
 
-The core, which is the default, and torch; the 1.5B model on the core alone. The reference is one
-position at a time, alone. Two texts of the model's own greedy tokens cross the boundaries of
-the KV length: 45 tokens behind a prompt of 100, and 45 behind one of 230. Where torch's rules are
-switched off the same check has to fail, or it would prove nothing.
-Uses torch's own number of threads, as the daemon does.
+The core, which is the default, and torch; the 1.5B model on the core alone. What is compared is
+what `specd doctor --invariance` compares on its user's machine: texts of the model's own greedy
+tokens behind prompts that end before multiples of 128, one position at a time and alone against
+every other way. Where torch's rules are switched off the same check has to fail, or it would prove
+nothing. Uses torch's own number of threads, as the daemon does.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from specd.device.core_probe import probe_core
-from specd.device.core_runner import CoreRunner
-from specd.device.probe import probe
+from specd.device.runner import Runner
+from specd.doctor.bits import PROMPT_LENGTHS, Bits
+from specd.doctor.checkup import full_probe
+from specd.doctor.finding import Finding
 from specd.model.formats import WeightFormat
 from specd.model.gguf_file import GGUFFile
 from specd.model.pull import pull
 from specd.text.tokenizer import Tokenizer
 from tests.support.toy_gguf import TRAINING_TEXT
-from tests.unit.device.texts import (
-    CORE_KERNELS,
-    Feeder,
-    Part,
-    Text,
-    differing,
-    load_any,
-    load_runner,
-    random_chunks,
-    random_ids,
-    torch_threads,
-)
+from tests.unit.device.texts import CORE_KERNELS, load_any, load_runner, torch_threads
 
 # What a machine chooses by itself comes first; int8 and int4 hold this file as auto does.
 FORMATS: tuple[WeightFormat, ...] = ("auto", "bf16", "fp32")
@@ -58,47 +47,14 @@ CASES = [
 ]
 
 DEFAULT_THREADS = torch.get_num_threads()
-PROMPTS = (100, 230)
-GENERATED = 45
+MIN_ROWS = 20  # that a comparison finds in both; the least are the ends of prompt chunks
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One weight format: its runner and the two texts with their reference logits."""
-
-    feeder: Feeder
-    references: tuple[Text, ...]
-
-    def rows_differing(self, texts: list[Text]) -> int:
-        return sum(
-            differing(text, wanted, start=prompt)
-            for text, wanted, prompt in zip(texts, self.references, PROMPTS, strict=True)
-        )
-
-
-def prompt_ids(path: Path) -> list[int]:
+def bits_of(runner: Runner, path: Path) -> Bits:
     tokenizer = Tokenizer.from_gguf(GGUFFile.open(path).metadata)
     ids = tokenizer.encode(2 * TRAINING_TEXT, parse_special=False, add_special=False)
-    assert len(ids) >= max(PROMPTS)
-    return ids
-
-
-def generate(feeder: Feeder, prompt: list[int]) -> Text:
-    """Greedy, one position at a time; a wandering text is a better test than a loop."""
-    text = Text(list(prompt))
-    feeder.run([Part(text, len(prompt), chunk=True)])
-    ids = list(prompt)
-    while len(ids) < len(prompt) + GENERATED:
-        ids.append(int(text.logits[len(ids) - 1].argmax()))
-        text.ids = ids
-        feeder.run([Part(text, 1)])
-    feeder.close(text)
-    return text
-
-
-def references(feeder: Feeder, path: Path) -> Setting:
-    ids = prompt_ids(path)
-    return Setting(feeder, tuple(generate(feeder, ids[:count]) for count in PROMPTS))
+    assert len(ids) >= max(PROMPT_LENGTHS)
+    return Bits(runner, [ids[:length] for length in PROMPT_LENGTHS])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,54 +64,40 @@ def as_the_daemon_runs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
-def setting(request: pytest.FixtureRequest, as_the_daemon_runs: None) -> Setting:
+def runner_and_bits(
+    request: pytest.FixtureRequest, as_the_daemon_runs: None
+) -> tuple[Runner, Bits]:
     kernels, weights, model = request.param
     path = pull(model).path
-    return references(Feeder(load_any(path, weights, kernels)), path)
+    runner = load_any(path, weights, kernels)
+    return runner, bits_of(runner, path)
 
 
-def random_widths(setting: Setting, seed: int, *others: Text) -> list[Text]:
-    """Both texts side by side: chunked prompts, then random widths with wrong drafts."""
-    rng = random.Random(seed)
-    texts = [Text(reference.ids) for reference in setting.references]
-    for text, prompt in zip(texts, PROMPTS, strict=True):
-        for size in random_chunks(prompt, rng, longest=120):
-            setting.feeder.run([Part(text, size, chunk=True)])
-    setting.feeder.random_widths([*texts, *others], rng)
-    return texts
+@pytest.fixture
+def bits(runner_and_bits: tuple[Runner, Bits]) -> Bits:
+    return runner_and_bits[1]
 
 
-def test_random_widths_with_wrong_drafts_differ_in_no_row(setting: Setting) -> None:
-    for number, reference in enumerate(setting.references):
-        text = Text(reference.ids)
-        setting.feeder.run([Part(text, PROMPTS[number], chunk=True)])
-        setting.feeder.random_widths([text], random.Random(number))
-        assert differing(text, reference, start=PROMPTS[number]) == 0
+def assert_equal(finding: Finding) -> None:
+    assert (finding.differences, finding.first) == (0, None)
+    assert finding.compared >= MIN_ROWS
 
 
-def test_company_and_chunked_prompts_differ_in_no_row(setting: Setting) -> None:
-    neighbours = [
-        Text(random_ids(setting.feeder.runner.config.vocab_size, length, seed=length))
-        for length in (20, 60)
-    ]
-    assert setting.rows_differing(random_widths(setting, 1, *neighbours)) == 0
+def test_random_widths_with_wrong_drafts_differ_in_no_row(bits: Bits) -> None:
+    assert_equal(bits.alone(random.Random(0)))
 
 
-def test_an_answer_that_comes_back_as_a_prompt_differs_in_no_row(setting: Setting) -> None:
+def test_company_and_chunked_prompts_differ_in_no_row(bits: Bits) -> None:
+    assert_equal(bits.in_company(random.Random(1)))
+
+
+def test_an_answer_that_comes_back_as_a_prompt_differs_in_no_row(bits: Bits) -> None:
     """The next turn and a resume after preemption recompute answers as prompts."""
-    rng = random.Random(2)
-    for reference in setting.references:
-        text = setting.feeder.in_chunks(
-            reference.ids, random_chunks(len(reference.ids), rng, longest=30)
-        )
-        assert len(text.logits.keys() & reference.logits.keys()) > 1
-        assert differing(text, reference) == 0
+    assert_equal(bits.as_prompts(random.Random(2)))
 
 
-def test_the_probe_finds_nothing(setting: Setting) -> None:
-    runner = setting.feeder.runner
-    report = probe_core(runner) if isinstance(runner, CoreRunner) else probe(runner)
-    assert report.findings == ()
+def test_the_full_probe_finds_nothing(runner_and_bits: tuple[Runner, Bits]) -> None:
+    assert full_probe(runner_and_bits[0]).findings == ()
 
 
 @pytest.mark.model
@@ -164,6 +106,7 @@ def test_the_check_fails_where_the_rules_are_off(
     weights: WeightFormat, default_model_path: Path
 ) -> None:
     runner = load_runner(default_model_path, weights, strict=False)
-    relaxed = references(Feeder(runner), default_model_path)
-    assert relaxed.rows_differing(random_widths(relaxed, 1)) > 0
-    assert not probe(runner).invariant
+    relaxed = bits_of(runner, default_model_path)
+    for comparison in relaxed.comparisons():
+        assert comparison(random.Random(1)).differences > 0
+    assert not full_probe(runner).invariant

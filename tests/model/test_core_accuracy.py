@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specd.device.texts import Feeder, Part, Text
 from specd.model.formats import WeightFormat
 from specd.model.gguf_file import GGUFFile
 from specd.text.tokenizer import Tokenizer
-from tests.unit.device.texts import CORE_KERNELS, Feeder, Part, Text, load_any, torch_threads
+from tests.unit.device.texts import CORE_KERNELS, load_any, torch_threads
 
 pytestmark = pytest.mark.model
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from specd.device.texts import Feeder, Part, Text
 from specd.model.pull import pull
-from tests.unit.device.texts import Feeder, Part, Text, load_runner, torch_threads
+from tests.unit.device.texts import load_runner, torch_threads
 
 DATA = Path(__file__).parents[1] / "data"
 # By the end of the stored file's name: the model, and lengths of prompts that are among the cases.

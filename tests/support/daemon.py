@@ -31,6 +31,7 @@ STOP_LIMIT_S = 30.0
 QUIET_LIMIT_S = 10.0
 POLL_S = 0.01
 
+ROOT = Path(__file__).parents[2]
 HELD = ("running", "waiting", "pages_used", "slots_used", "drafter_sessions")
 # What asyncio, grpc and the daemon itself write when something went wrong unnoticed.
 ALARMS = ("Traceback", "was destroyed", "never retrieved", "never awaited", "internal error")
@@ -148,7 +149,8 @@ def spawned(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment({"XDG_RUNTIME_DIR": name, **(env or {})}),
+            # Drafters of tests import what they share with the benchmarks, from wherever it runs.
+            env=environment({"XDG_RUNTIME_DIR": name, "PYTHONPATH": str(ROOT), **(env or {})}),
             cwd=cwd,
         )
         try:

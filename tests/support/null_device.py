@@ -1,5 +1,8 @@
 """A device without a model: its next token is a pure function of (seed, position, tokens before).
 
+Where a request penalises, the counts that its row carries decide too; what is banned is not chosen.
+Log probabilities are such functions as well, of the tokens before and the token alone.
+
 It keeps a fake KV cache of what was written to each slot and computes from what it reads there
 through the row's pages, so a wrong rewind, a page given twice or stale KV gives a wrong token.
 Every batch is checked against the promises of `step_types`; what breaks one is kept in
@@ -21,7 +24,9 @@ from specd.engine.step_types import (
     PaddedRow,
     RowFault,
     RowResult,
+    SeenTokens,
     StepResult,
+    TokenLogprob,
 )
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, SCRATCH_PAGE, pages_for
 
@@ -53,13 +58,25 @@ class NullModel:
         """The token behind `tokens`."""
         return self.choose(seed, len(tokens), self.digest(tokens))
 
-    def continuation(self, seed: int, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    def continuation(
+        self,
+        seed: int,
+        prompt: Sequence[int],
+        num_tokens: int,
+        *,
+        penalises: bool = False,
+        banned: Sequence[int] = (),
+        num_banned: int = 0,
+    ) -> list[int]:
         """The first `num_tokens` that a request gets, whatever serves it."""
         text = list(prompt)
         digest = self.digest(text)
-        for _ in range(num_tokens):
-            text.append(self.choose(seed, len(text), digest))
-            digest = mix(digest * FACTOR + text[-1] + 1)
+        salt = sum(map(prompt_salt, set(prompt))) if penalises else 0
+        for index in range(num_tokens):
+            bans = banned if index < num_banned else ()
+            text.append(self.choose(seed, len(text), digest, salt, bans))
+            digest = self.digest(text[-1:], digest)
+            salt += answer_salt(text[-1]) if penalises else 0
         return text[len(prompt) :]
 
     def digest(self, tokens: Sequence[int], start: int = 0) -> int:
@@ -69,24 +86,55 @@ class NullModel:
             digest = mix(digest * FACTOR + token + 1)
         return digest
 
-    def choose(self, seed: int, position: int, digest: int) -> int:
-        value = mix(mix(seed + 1) ^ mix(position + FACTOR) ^ digest)
+    def choose(
+        self, seed: int, position: int, digest: int, salt: int = 0, banned: Sequence[int] = ()
+    ) -> int:
+        value = mix(mix(seed + 1) ^ mix(position + FACTOR) ^ digest ^ (mix(salt) if salt else 0))
+        while (token := self._token_of(value)) in banned:
+            value = mix(value + FACTOR)
+        return token
+
+    def logprob(self, digest: int, token: int, num_alternatives: int) -> TokenLogprob:
+        """That of `token` behind the tokens of this digest."""
+        value = mix(digest ^ mix(token + 3))
+        best = tuple((token + n, -0.5 * n) for n in range(num_alternatives))
+        return TokenLogprob(token, -(value % 4096) / 64, 1 + value % 100, best)
+
+    def prompt_logprobs(self, prompt: Sequence[int], num_alternatives: int) -> list[TokenLogprob]:
+        """What `Started` tells."""
+        found, digest = [TokenLogprob(prompt[0], None, None)], 0
+        for token, following in pairwise(prompt):
+            digest = self.digest([token], digest)
+            found.append(self.logprob(digest, following, num_alternatives))
+        return found
+
+    def _token_of(self, value: int) -> int:
         if self._eos_every and value % self._eos_every == 0:
             return self._eos_id
         return ALPHABET[(value >> 32) % len(ALPHABET)]
 
 
+def prompt_salt(token: int) -> int:
+    return mix(token + 7)
+
+
+def answer_salt(token: int) -> int:
+    return mix(token + 11)
+
+
 class NullDevice:
     """The outside device behind the `Device` protocol.
 
-    batches: all that ran. during: awaited while a step is under way; what it raises, the step
-    raises. poisoned: ids of requests whose logits are not finite. lost: it can do nothing more.
+    batches: all that ran. results: what was found in each. during: awaited while a step is under
+    way; what it raises, the step raises. poisoned: ids of requests whose logits are not finite.
+    lost: it can do nothing more.
     """
 
     def __init__(self, model: NullModel, layout: LayoutSpec, *, num_pages: int) -> None:
         self.layout = layout
         self.model = model
         self.batches: list[PaddedBatch] = []
+        self.results: list[tuple[RowResult | None, ...]] = []
         self.violations: list[str] = []
         self.during: Callable[[PaddedBatch], Awaitable[None]] | None = None
         self.poisoned: set[str] = set()
@@ -109,6 +157,7 @@ class NullDevice:
             self.violations.append(str(error))
             raise
         self.batches.append(batch)
+        self.results.append(results)
         await asyncio.sleep(0)
         if self.during is not None:
             await self.during(batch)
@@ -165,18 +214,50 @@ class NullDevice:
         base = end - row.draft_len
         self._tables[row.request_id] = row.pages
         self._computed[row.request_id] = base
-        if not row.samples:
-            return None
-        if row.request_id in self.poisoned:
+        scores = self._scores(row, text)
+        if row.request_id in self.poisoned and (row.samples or scores):
             return RowResult(accepted=0, token_ids=(), fault=RowFault.NOT_FINITE)
-        digest, found = self.model.digest(text[:base]), list[int]()
-        for position in range(base, end + 1):
-            found.append(self.model.choose(row.choosing.sampling.seed, position, digest))
-            if position == end or text[position] != found[-1]:
-                break
-            digest = self.model.digest([text[position]], digest)
+        if not row.samples:
+            return RowResult(0, (), prompt_logprobs=scores) if scores else None
+        found, logprobs = self._sample(row, text, base)
         self._computed[row.request_id] = base + len(found) - 1
-        return RowResult(len(found) - 1, tuple(found))
+        return RowResult(len(found) - 1, found, logprobs, scores)
+
+    def _sample(
+        self, row: PaddedRow, text: list[int], base: int
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+        """Tokens up to the first that no draft token equals; as many log probabilities, or none."""
+        choosing, model = row.choosing, self.model
+        digest, salt = model.digest(text[:base]), _salt(choosing.seen, text[:base])
+        found, logprobs = list[int](), list[TokenLogprob]()
+        for position in range(base, len(text) + 1):
+            banned = choosing.banned if len(found) < choosing.num_banned else ()
+            found.append(model.choose(choosing.sampling.seed, position, digest, salt, banned))
+            if choosing.top_logprobs is not None:
+                logprobs.append(model.logprob(digest, found[-1], choosing.top_logprobs))
+            if position == len(text) or text[position] != found[-1]:
+                break
+            digest = model.digest([text[position]], digest)
+            salt += answer_salt(text[position]) if choosing.seen is not None else 0
+        return tuple(found), tuple(logprobs)
+
+    def _scores(self, row: PaddedRow, text: list[int]) -> tuple[TokenLogprob, ...]:
+        digest, scores = self.model.digest(text[: row.first_position]), []
+        for token, target in zip(text[row.first_position :], row.score_targets, strict=False):
+            digest = self.model.digest([token], digest)
+            scores.append(self.model.logprob(digest, target, row.score_top))
+        return tuple(scores)
+
+
+def _salt(seen: SeenTokens | None, text: list[int]) -> int:
+    """What the counts of a row come to; raises where they are not of this text."""
+    if seen is None:
+        return 0
+    ids = seen.ids.tolist()
+    require(ids == list(dict.fromkeys(text)), "other tokens were seen than are known")
+    require(dict(seen.places) == {token: n for n, token in enumerate(ids)}, "places of tokens")
+    facts = zip(ids, seen.in_prompt.tolist(), seen.counts.tolist(), strict=True)
+    return sum(prompt_salt(t) * known + answer_salt(t) * count for t, known, count in facts)
 
 
 def slots_of(pages: Sequence[int], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -203,7 +284,10 @@ def check_layout(batch: PaddedBatch, layout: LayoutSpec) -> None:
         require(np.array_equal(batch.kv_slots[here], slots_of(row.pages, text)), "kv slots")
         drafted = batch.tokens[here][row.count - row.draft_len :].tolist()
         require(drafted == list(row.draft), f"the draft of {row.request_id} is not at its end")
-        require(row.sample_offset == len(samples), f"sample offset of {row.request_id}")
+        scored = len(row.score_targets)
+        require(row.sample_offset == len(samples) + scored, f"sample offset of {row.request_id}")
+        require(scored <= row.count - row.draft_len, f"{row.request_id} scores its draft")
+        samples.extend(range(row.offset, row.offset + scored))
         end = row.offset + row.count
         samples.extend(range(end - row.draft_len - 1, end) if row.samples else ())
     require(batch.sample_index.tolist() == samples, "sample_index")

@@ -6,12 +6,13 @@ The tokenizer is the toy one of 512 ids: 0 to 255 are single bytes, the last thr
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
+from typing import Any
 
 from specd.engine.events import Delta, Event, Finished, FinishReason, SequenceFinished, Started
+from specd.engine.generation import generation_of
 from specd.engine.mailbox import Mailbox
-from specd.engine.output import Output
 from specd.engine.params import (
     GenerationParams,
     OutputParams,
@@ -20,12 +21,14 @@ from specd.engine.params import (
     StopParams,
 )
 from specd.engine.request import Request
+from specd.engine.step_types import TokenLogprob
 from specd.errors import SpecdError
 from specd.text.tokenizer import Tokenizer
 from tests.support.toy_gguf import END_OF_TEXT, IM_END, IM_START, tokenizer_metadata, toy_vocabulary
 
 VOCAB_SIZE = 512
 END_OF_TEXT_ID, IM_START_ID, EOS_ID = 509, 510, 511
+OUTPUT_FIELDS = {field.name for field in fields(OutputParams)}
 
 
 @cache
@@ -51,25 +54,33 @@ def make_request(
     stop_token_ids: Collection[int] = (),
     ignore_eos: bool = False,
     include_stop: bool = False,
+    min_new_tokens: int = 0,
+    num_sequences: int = 1,
+    **more: Any,
 ) -> Request:
-    """A request that nobody has submitted."""
-    stop = StopParams(
-        max_new_tokens, stop_strings, frozenset(stop_token_ids), ignore_eos, include_stop
-    )
+    """The first request of a generation that nobody has submitted.
+
+    `more`: any other field of SamplingParams and OutputParams.
+    """
+    output = {name: more.pop(name) for name in OUTPUT_FIELDS & more.keys()}
     params = GenerationParams(
-        SamplingParams(seed=seed),
-        stop,
-        OutputParams(),
+        SamplingParams(seed=seed, **more),
+        StopParams(
+            max_new_tokens,
+            stop_strings,
+            frozenset(stop_token_ids),
+            ignore_eos,
+            include_stop,
+            min_new_tokens,
+        ),
+        OutputParams(**output),
         SpeculationParams(drafters, max_draft_tokens, draft_budget_s),
+        num_sequences=num_sequences,
     )
-    return Request(
-        request_id=request_id,
-        params=params,
-        num_prompt_tokens=len(prompt),
-        tokens=list(prompt),
-        output=Output(toy_tokenizer(), stop, params.output, context_left=context_left),
-        arrived_s=0.0,
+    generation = generation_of(
+        request_id, params, prompt, toy_tokenizer(), context_left=context_left, arrived_s=0.0
     )
+    return generation.sequences[0]
 
 
 @dataclass(slots=True)
@@ -88,8 +99,18 @@ class Answer:
         return [token for delta in self.deltas for token in delta.token_ids]
 
     @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [one for delta in self.deltas for one in delta.logprobs]
+
+    @property
     def text(self) -> str:
         return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def started(self) -> Started:
+        first = self.events[0]
+        assert isinstance(first, Started), self
+        return first
 
     @property
     def finished(self) -> Finished:
@@ -98,9 +119,13 @@ class Answer:
         return last
 
     @property
+    def ends(self) -> list[SequenceFinished]:
+        return [event for event in self.events if isinstance(event, SequenceFinished)]
+
+    @property
     def reason(self) -> FinishReason:
         assert self.error is None, self.error
-        (sequence,) = [event for event in self.events if isinstance(event, SequenceFinished)]
+        (sequence,) = self.ends
         return sequence.reason
 
     @property
@@ -108,19 +133,38 @@ class Answer:
         """Whether the stream ended without an end: only a reader that has left may see that."""
         return self.error is None and not (self.events and isinstance(self.events[-1], Finished))
 
+    def sequence(self, index: int) -> Answer:
+        """What was told of one sequence."""
+        own = [
+            event
+            for event in self.events
+            if isinstance(event, Started | Finished) or event.sequence_index == index
+        ]
+        return Answer(own, self.error)
+
     def check_order(self) -> None:
-        """Started, deltas, SequenceFinished, Finished; each exactly once; an end may cut it."""
-        kinds = [type(event) for event in self.events if not isinstance(event, Delta)]
-        expected = [Started, SequenceFinished, Finished]
-        if self.error is None and not self.cut:
-            assert kinds == expected, kinds
-            assert isinstance(self.events[-2], SequenceFinished)
+        """Started; per sequence deltas and one end; Finished. Only a failure or a leave cuts it."""
+        kinds = [type(event) for event in self.events]
+        assert Started not in kinds[1:]
+        assert Finished not in kinds[:-1]
+        assert not kinds or kinds[0] is Started
+        indices = {delta.sequence_index for delta in self.deltas}
+        ended = [end.sequence_index for end in self.ends]
+        assert len(set(ended)) == len(ended)
+        for index in indices | set(ended):
+            self.sequence(index)._check_one(index in ended)
+        if kinds and kinds[-1] is Finished:
+            assert len(ended) == len(self.started.sequence_seeds)
             assert self.finished.usage.num_completion_tokens == len(self.token_ids)
-        else:
-            assert kinds == expected[: len(kinds)] and len(kinds) < 2, kinds
-        assert not self.events or isinstance(self.events[0], Started)
+
+    def _check_one(self, has_ended: bool) -> None:
+        own = [event for event in self.events if isinstance(event, Delta | SequenceFinished)]
+        assert not has_ended or isinstance(own[-1], SequenceFinished), "something follows its end"
         counts = [delta.num_completion_tokens for delta in self.deltas]
         assert counts == sorted(counts)
+        assert counts[-1:] in ([], [len(self.token_ids)])
+        for delta in self.deltas:
+            assert not delta.logprobs or len(delta.logprobs) == len(delta.token_ids)
 
 
 async def read_all(mailbox: Mailbox) -> Answer:

@@ -22,6 +22,7 @@ I32 = (0, 1, -1, 2**31 - 1, -(2**31), 999_999_999, 10**9)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, math.nan, math.inf, -math.inf)
 TEXTS = (
     *("", "x", "user", "system", "ngram", "model", "\0", "a\nb", " ", "🙂", "e\u0301", "\ufffd"),
+    *('{"type": "array"}', "[a-z]*(x|\\d)+", 'start: "a" | start "b"', "[]", "(" * 300),
     *("<|im_end|>", "{{ 1 }}", "The ferry leaves", "x" * 300, "é" * 1025, "世界" * 500),
 )
 NUMBERS: dict[int, tuple[Any, ...]] = {

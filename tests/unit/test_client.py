@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 import pytest
 from specd_client import (
+    Alternative,
     CallCancelled,
     Client,
     DeadlineExceeded,
@@ -20,6 +21,7 @@ from specd_client import (
     SequenceFinished,
     Started,
     Stream,
+    TokenLogprob,
 )
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import types_pb2
@@ -27,6 +29,7 @@ from specd_client.v1 import types_pb2
 from tests.support.scripted_server import (
     FINISHED,
     HEL,
+    LO,
     STARTED,
     STOPPED,
     WHOLE,
@@ -36,6 +39,21 @@ from tests.support.scripted_server import (
 )
 
 WAIT_S = 10.0
+LOGPROB = pb.TokenLogprob(
+    token_id=7,
+    logprob=0.0,
+    rank=1,
+    alternatives=[
+        pb.Alternative(token_id=7, logprob=0.0),
+        pb.Alternative(token_id=0, logprob=-1.5),
+    ],
+)
+SECOND = pb.StreamGenerateResponse(delta=pb.Delta(sequence_index=1, text="x"))
+
+
+def end_of(index: int) -> pb.StreamGenerateResponse:
+    ended = pb.SequenceFinished(sequence_index=index, finish_reason=pb.FINISH_REASON_MAX_TOKENS)
+    return pb.StreamGenerateResponse(sequence_finished=ended)
 
 
 async def eventually(happens: Awaitable[object]) -> None:
@@ -70,10 +88,29 @@ async def test_generate_joins_the_deltas() -> None:
 
 
 @pytest.mark.asyncio
-async def test_generate_refuses_to_drop_further_sequences() -> None:
-    async with serving(play(*WHOLE)) as (client, _):
-        with pytest.raises(ValueError, match="one sequence"):
-            await client.generate("Hi", num_sequences=2)
+async def test_log_probabilities_arrive_with_rank_and_alternatives() -> None:
+    prompt = [pb.TokenLogprob(token_id=5), LOGPROB]
+    started = pb.StreamGenerateResponse(started=pb.Started(prompt_logprobs=prompt))
+    delta = pb.StreamGenerateResponse(delta=pb.Delta(logprobs=[LOGPROB, LOGPROB]))
+    async with serving(play(started, delta, delta, STOPPED, FINISHED)) as (client, _):
+        answer = await client.generate("Hi")
+    read = TokenLogprob(7, 0.0, 1, (Alternative(7, 0.0), Alternative(0, -1.5)))
+    assert answer.logprobs == (read,) * 4
+    assert answer.started.prompt_logprobs == (TokenLogprob(5, None, None, ()), read)
+
+
+@pytest.mark.asyncio
+async def test_generate_gathers_each_sequence() -> None:
+    seeds = pb.StreamGenerateResponse(started=pb.Started(seed=3, sequence_seeds=[3, 2**64 - 1]))
+    events = (seeds, SECOND, HEL, end_of(1), LO, STOPPED, FINISHED)
+    async with serving(play(*events)) as (client, _):
+        answer = await client.generate("Hi", num_sequences=2)
+    first, second = answer.sequences
+    assert (first.text, first.token_ids, first.completion_tokens) == ("Hello", (0, 7, 9), 3)
+    assert (first.finish_reason, first.matched_token_id) == (FinishReason.EOS_TOKEN, 0)
+    assert (second.text, second.finish_reason) == ("x", FinishReason.MAX_TOKENS)
+    assert answer.started.sequence_seeds == (3, 2**64 - 1)
+    assert (answer.text, answer.finish_reason) == (first.text, first.finish_reason)
 
 
 @pytest.mark.asyncio
@@ -192,7 +229,6 @@ async def test_the_timeout_ends_the_whole_call() -> None:
             await client.generate("Hi", timeout_s=0.05)
 
 
-SECOND = pb.StreamGenerateResponse(delta=pb.Delta(sequence_index=1, text="x"))
 VIOLATIONS = {
     "no finished": (STARTED, HEL, STOPPED),
     "nothing at all": (),
@@ -200,6 +236,8 @@ VIOLATIONS = {
     "started twice": (STARTED, STARTED, STOPPED, FINISHED),
     "finished before the sequence": (STARTED, HEL, FINISHED),
     "finished without a sequence": (STARTED, FINISHED),
+    "a sequence too many": (STARTED, HEL, STOPPED, end_of(1), FINISHED),
+    "a delta of a sequence too many": (STARTED, SECOND, STOPPED, FINISHED),
     "delta after the sequence": (STARTED, STOPPED, HEL, FINISHED),
     "sequence twice": (STARTED, STOPPED, STOPPED, FINISHED),
     "event after finished": (*WHOLE, SECOND),
@@ -233,23 +271,13 @@ async def test_a_broken_order_cancels_the_call() -> None:
         await eventually(scripted.cancelled.wait())
 
 
-def end_of(index: int) -> pb.StreamGenerateResponse:
-    ended = pb.SequenceFinished(sequence_index=index, finish_reason=pb.FINISH_REASON_MAX_TOKENS)
-    return pb.StreamGenerateResponse(sequence_finished=ended)
-
-
 @pytest.mark.asyncio
-async def test_generate_takes_no_second_sequence_that_nobody_asked_for() -> None:
-    async with serving(play(STARTED, HEL, SECOND, STOPPED, end_of(1), FINISHED)) as (client, _):
-        with pytest.raises(ProtocolError, match="several sequences"):
-            await client.generate("Hi")
-
-
-@pytest.mark.asyncio
-async def test_two_sequences_may_alternate() -> None:
+async def test_two_sequences_may_alternate_and_none_may_be_missing() -> None:
     events = (STARTED, HEL, SECOND, STOPPED, SECOND, end_of(1), FINISHED)
     async with serving(play(*events)) as (client, _):
-        assert len([event async for event in client.stream("Hi")]) == 7
+        assert len([event async for event in client.stream("Hi", num_sequences=2)]) == 7
+        with pytest.raises(ProtocolError, match="before the end of every sequence"):
+            await client.generate("Hi", num_sequences=3)
 
 
 @pytest.mark.asyncio

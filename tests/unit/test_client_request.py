@@ -10,6 +10,8 @@ from google.protobuf.descriptor import Descriptor
 from specd_client.request import Options, request_from
 from specd_client.v1 import generation_pb2 as pb
 
+ENDLESS: dict[str, Any] = {}
+ENDLESS["a"] = ENDLESS
 BAD_CALLS: list[tuple[tuple[Any, Any, Any], dict[str, Any]]] = [
     ((None, None, None), {}),
     (("Hi", [1], None), {}),
@@ -19,6 +21,13 @@ BAD_CALLS: list[tuple[tuple[Any, Any, Any], dict[str, Any]]] = [
     ((None, [1], None), {"template_arguments": {}}),
     ((None, None, []), {"template_arguments": {"a": object()}}),
     (("Hi", None, None), {"regex": "a", "choice": ["a"]}),
+    (("Hi", None, None), {"json_schema": {}, "regex": "a"}),
+    (("Hi", None, None), {"logprob_basis": "raw"}),
+    (("Hi", None, None), {"logprob_basis": 1}),
+    (("Hi", None, None), {"json_schema": {"a": object()}}),
+    (("Hi", None, None), {"json_schema": {"a": float("nan")}}),
+    (("Hi", None, None), {"json_schema": ENDLESS}),
+    (("Hi", None, None), {"choice": "abc"}),
 ]
 
 
@@ -50,7 +59,8 @@ VALUES: dict[str, list[Any]] = {
     "stop_token_ids": [[1]],
     "drafters": [["ngram"]],
     "prediction": ["text", [1]],
-    "json_schema": ["{}"],
+    "json_schema": ["{}", {"type": "object"}],
+    "logprob_basis": ["RAW", "PROCESSED"],
     "regex": ["a"],
     "grammar": ["a"],
     "choice": [["a"]],
@@ -84,6 +94,23 @@ def test_every_field_of_a_request_has_an_option() -> None:
     assert reached == set(leaves(pb.StreamGenerateRequest.DESCRIPTOR))
 
 
+def test_a_schema_is_sent_as_its_text_or_as_text_of_the_same_order() -> None:
+    for given, sent in ((" {} ", " {} "), ({"b": "é", "a": [True]}, '{"b": "é", "a": [true]}')):
+        request = request_from("Hi", None, None, {"json_schema": given})
+        assert request.structure.json_schema == sent
+
+
+def test_the_basis_of_log_probabilities_goes_by_its_name() -> None:
+    for name, value in (("RAW", 1), ("PROCESSED", 2)):
+        assert request_from("Hi", None, None, {"logprob_basis": name}).output.logprob_basis == value
+
+
+def test_no_alternatives_are_asked_for_as_zero_and_nothing_as_nothing() -> None:
+    request = request_from("Hi", None, None, {"top_logprobs": 0, "prompt_logprobs": None})
+    assert request.output.HasField("top_logprobs")
+    assert not request.output.HasField("prompt_logprobs")
+
+
 def nested(depth: int, *, in_lists: bool = False) -> dict[str, Any]:
     value: Any = 1
     for _ in range(depth):
@@ -91,17 +118,11 @@ def nested(depth: int, *, in_lists: bool = False) -> dict[str, Any]:
     return {"a": value}
 
 
-def endless() -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    value["a"] = value
-    return value
-
-
 TOO_DEEP = {
     "objects": nested(32),
     "lists": nested(48, in_lists=True),
     "thousands": nested(2000),
-    "endless": endless(),
+    "endless": ENDLESS,
 }
 
 

@@ -10,16 +10,7 @@ from specd_client.v1 import model_pb2, types_pb2
 from specd import errors
 from specd.server import convert, convert_model
 from specd.text.prompt import TextPrompt
-
-LIMITS = convert.Limits(
-    vocab_size=100,
-    context_length=16,
-    drafters=(),
-    default_drafters=(),
-    max_draft_tokens=0,
-    models=("tiny",),
-    draw_seed=lambda: 7,
-)
+from tests.support.converting import LIMITS
 
 
 def test_tokenize_reads_a_prompt_as_generation_does() -> None:

@@ -10,22 +10,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.struct_pb2 import Struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import types_pb2
 
 from specd import errors
 from specd.server import convert
+from tests.support.converting import LIMITS, Request
 
-Request = pb.StreamGenerateRequest
-LIMITS = convert.Limits(
-    vocab_size=100,
-    context_length=16,
-    drafters=("ngram", "suffix"),
-    default_drafters=("ngram",),
-    max_draft_tokens=8,
-    models=("tiny", "other"),
-    draw_seed=lambda: 7,
-)
 Path = tuple[FieldDescriptor, ...]
 # Values that say what an unset field says.
 DEFAULTS: dict[str, Any] = {

@@ -124,3 +124,9 @@ def test_a_client_command_and_its_help_leave_torch_unloaded(command: str) -> Non
         "except SystemExit as done:\n    assert not done.code"
     )
     assert loaded_by(code, "torch", f"specd.cli.{command}") == [f"specd.cli.{command}"]
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["doctor", "--help"], ["doctor", "--model", "x"]])
+def test_help_and_wrong_usage_leave_torch_unloaded(flags: list[str]) -> None:
+    code = f"from specd.cli import main\ntry:\n    main.main({flags})\nexcept SystemExit:\n    pass"
+    assert loaded_by(f"{code}\nprint()", "torch", "specd.cli.main") == ["specd.cli.main"]

@@ -62,6 +62,7 @@ CASES: list[tuple[Exception, grpc.StatusCode, str]] = [
     (errors.WrongState("no"), Code.FAILED_PRECONDITION, "WRONG_STATE"),
     (errors.NotServing("draining"), Code.UNAVAILABLE, "NOT_SERVING"),
     (errors.OutOfPages(9, 8), Code.FAILED_PRECONDITION, "OUT_OF_PAGES"),
+    (errors.AnswerTooLarge(9), Code.FAILED_PRECONDITION, "ANSWER_TOO_LARGE"),
     (errors.NonFiniteLogits(), Code.INTERNAL, "NON_FINITE_LOGITS"),
     (errors.StepFailed(), Code.INTERNAL, "STEP_FAILED"),
 ]

@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 from specd_client.v1 import generation_pb2 as pb
 
+from specd import errors
 from specd.engine import events
 from specd.engine.params import OutputParams
+from specd.engine.step_types import TokenLogprob
 from specd.server import wire
 
-EVERYTHING = OutputParams(text=True, token_ids=True, speculation_steps=True)
+EVERYTHING = OutputParams(text=True, token_ids=True, speculation_steps=True, top_logprobs=1)
 NOTHING = OutputParams(text=False)
-STARTED = events.Started("r", "tiny", 5, 4, 2**64 - 1, 1.5, "f00d")
-DELTAS = (
-    events.Delta("Hé", (3, 1), 2, (events.SpeculationStep("ngram", 4, 1),)),
-    events.Delta("y", (0,), 3, (events.SpeculationStep(None, 0, 0),)),
+SEEDS = (2**64 - 1, 0)
+FIRST_PROMPT_TOKEN = TokenLogprob(0, None, None)
+# Each exact in fp32.
+LOGPROBS = (
+    TokenLogprob(3, -0.5, 1, ((3, -0.5), (0, -1.5))),
+    TokenLogprob(1, -8.25, 500, ((7, -0.125),)),
+    TokenLogprob(0, 0.0, 1),
 )
+STARTED = events.Started(
+    *("r", "tiny", 5, 4, SEEDS[0], 1.5, "f00d"),
+    sequence_seeds=SEEDS,
+    prompt_logprobs=(FIRST_PROMPT_TOKEN, LOGPROBS[1]),
+)
+DELTAS = (
+    events.Delta(
+        *("Hé", (3, 1), 2, (events.SpeculationStep("ngram", 4, 1),)), logprobs=LOGPROBS[:2]
+    ),
+    events.Delta("y", (0,), 3, (events.SpeculationStep(None, 0, 0),), logprobs=LOGPROBS[2:]),
+)
+OTHERS = tuple(replace(delta, sequence_index=1) for delta in DELTAS)
 STOPPED = events.SequenceFinished(events.FinishReason.STOP_STRING, matched_string="y")
 TALLY = events.DrafterTally(2, 4, 1, (1, 1), 3, 1, 2, 0.25, 2.000000001)
 FINISHED = events.Finished(
     events.Usage(5, 4, 3), events.SpeculationStats(TALLY, {"ngram": events.DrafterTally(1, 4, 1)})
 )
+OTHER_STOPPED = events.SequenceFinished(events.FinishReason.MAX_TOKENS, sequence_index=1)
 STREAM = (STARTED, *DELTAS, STOPPED, FINISHED)
+# Sequences take turns and end in any order.
+TWO: tuple[events.Event, ...] = (
+    STARTED,
+    DELTAS[0],
+    *OTHERS,
+    OTHER_STOPPED,
+    DELTAS[1],
+    STOPPED,
+    FINISHED,
+)
+
+
+def whole(
+    stream: Iterable[events.Event], output: OutputParams, **limit: int
+) -> pb.GenerateResponse:
+    answer = wire.WholeAnswer(output, **limit)
+    for event in stream:
+        answer.add(event)
+    return answer.response()
 
 
 def test_started_tells_what_the_request_was_resolved_to() -> None:
@@ -30,6 +70,52 @@ def test_started_tells_what_the_request_was_resolved_to() -> None:
     assert (started.prompt_tokens, started.cached_prompt_tokens) == (5, 4)
     assert started.queue_time.ToMilliseconds() == 1500
     assert started.arithmetic_fingerprint == "f00d"
+
+
+def test_started_tells_the_seed_of_each_sequence_and_the_prompt_s_log_probabilities() -> None:
+    started = wire.response_from(STARTED, NOTHING).started
+    assert tuple(started.sequence_seeds) == SEEDS
+    first, second = started.prompt_logprobs
+    assert first == pb.TokenLogprob(token_id=0)
+    assert not first.HasField("logprob") and not first.HasField("rank")
+    assert (second.token_id, second.logprob, second.rank) == (1, -8.25, 500)
+
+
+def test_log_probabilities_are_one_per_token_with_rank_and_alternatives() -> None:
+    delta = wire.response_from(DELTAS[0], EVERYTHING).delta
+    assert [entry.token_id for entry in delta.logprobs] == list(delta.token_ids)
+    assert delta.logprobs[0] == pb.TokenLogprob(
+        token_id=3,
+        logprob=-0.5,
+        rank=1,
+        alternatives=[
+            pb.Alternative(token_id=3, logprob=-0.5),
+            pb.Alternative(token_id=0, logprob=-1.5),
+        ],
+    )
+
+
+def test_log_probabilities_come_without_ids_where_only_they_were_asked_for() -> None:
+    output = OutputParams(text=False, top_logprobs=0)
+    delta = wire.response_from(DELTAS[0], output).delta
+    assert ([entry.token_id for entry in delta.logprobs], list(delta.token_ids)) == ([3, 1], [])
+
+
+def test_log_probabilities_are_counted_with_their_alternatives() -> None:
+    counted = [wire.num_logprobs(event) for event in STREAM]
+    assert counted == [3, 5, 1, 0, 0]
+
+
+def test_a_log_probability_of_zero_is_there() -> None:
+    (entry,) = wire.response_from(DELTAS[1], EVERYTHING).delta.logprobs
+    assert entry.HasField("logprob") and entry.logprob == 0.0
+
+
+def test_a_delta_and_an_end_name_their_sequence() -> None:
+    for event, index in ((DELTAS[0], 0), (OTHERS[0], 1)):
+        assert wire.response_from(event, NOTHING).delta.sequence_index == index
+    for end, index in ((STOPPED, 0), (OTHER_STOPPED, 1)):
+        assert wire.response_from(end, NOTHING).sequence_finished.sequence_index == index
 
 
 def test_a_delta_carries_everything_that_was_asked_for() -> None:
@@ -84,16 +170,42 @@ def test_an_event_without_content_still_has_its_kind() -> None:
 
 
 def test_the_unary_answer_holds_what_the_stream_told() -> None:
-    whole = wire.whole_response_from(STREAM, EVERYTHING)
-    (sequence,) = whole.sequences
-    assert whole.started == wire.response_from(STARTED, EVERYTHING).started
+    found = whole(STREAM, EVERYTHING)
+    (sequence,) = found.sequences
+    assert found.started == wire.response_from(STARTED, EVERYTHING).started
     assert (sequence.text, list(sequence.token_ids)) == ("Héy", [3, 1, 0])
     assert (sequence.completion_tokens, len(sequence.steps)) == (3, 2)
+    assert [entry.rank for entry in sequence.logprobs] == [1, 500, 1]
     assert sequence.finish == wire.response_from(STOPPED, EVERYTHING).sequence_finished
     finished = wire.response_from(FINISHED, EVERYTHING).finished
-    assert (whole.usage, whole.speculation) == (finished.usage, finished.speculation)
+    assert (found.usage, found.speculation) == (finished.usage, finished.speculation)
+
+
+def test_the_unary_answer_holds_each_sequence_as_if_it_were_alone() -> None:
+    (alone,) = whole(STREAM, EVERYTHING).sequences
+    first, second = whole(TWO, EVERYTHING).sequences
+    assert first == alone
+    assert second.finish == wire.response_from(OTHER_STOPPED, EVERYTHING).sequence_finished
+    second.finish.CopyFrom(alone.finish)
+    assert second == alone
+
+
+def test_a_sequence_without_a_token_has_its_place_in_the_unary_answer() -> None:
+    aborted = events.SequenceFinished(events.FinishReason.ABORTED)
+    stream = (STARTED, OTHER_STOPPED, aborted, FINISHED)
+    first, second = whole(stream, EVERYTHING).sequences
+    assert (first.finish.sequence_index, second.finish.sequence_index) == (0, 1)
+    assert first.finish.finish_reason == pb.FINISH_REASON_ABORTED
 
 
 def test_the_unary_answer_carries_nothing_that_was_not_asked_for() -> None:
-    (sequence,) = wire.whole_response_from(STREAM, NOTHING).sequences
+    (sequence,) = whole(STREAM, NOTHING).sequences
     assert (sequence.text, list(sequence.token_ids), list(sequence.steps)) == ("", [], [])
+    assert not sequence.logprobs
+
+
+def test_a_unary_answer_that_outgrows_its_message_fails_at_once() -> None:
+    sizes = [wire.response_from(event, EVERYTHING).ByteSize() for event in (STARTED, *DELTAS)]
+    assert whole(STREAM, EVERYTHING, max_bytes=sum(sizes)).sequences
+    with pytest.raises(errors.AnswerTooLarge):
+        whole((STARTED, DELTAS[0], DELTAS[0]), EVERYTHING, max_bytes=sum(sizes[:2]))

@@ -8,8 +8,6 @@ import { text as textOf } from "node:stream/consumers";
 
 import { CallFailed, Client, Overloaded } from "specd-client";
 import type {
-  Completion,
-  Delta,
   Finished,
   GenerationRequest,
   SequenceFinished,
@@ -18,7 +16,9 @@ import type {
   StreamEvent,
 } from "specd-client";
 
-type Json = Record<string, unknown>;
+import { answerSeen, errorSeen, orderSeen, sequenceSeen } from "./seen.js";
+import type { Json } from "./seen.js";
+
 interface Asked {
   prompt: Json;
   options: Json;
@@ -49,78 +49,25 @@ function snake(name: string): string {
   return name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 }
 
-/** An error as the protocol of drivers tells it. */
-function errorSeen(error: CallFailed): Json {
-  return {
-    kind: error.name,
-    code: error.code,
-    reason: error.reason,
-    message: error.message,
-    metadata: error.metadata,
-    field_violations: error.fieldViolations,
-    retry_after_ms: error.retryAfterMs ?? null,
-    resource: error.resource ?? null,
-  };
-}
-
-/** An answer as the protocol of drivers tells it, from events or from a completion. */
-function answerSeen(
-  started: Started,
-  deltas: readonly (Delta | Completion)[],
-  sequence: SequenceFinished | Completion,
-  finished: Finished | Completion,
-): Json {
-  const { total } = finished.speculation;
-  return {
-    request_id: started.requestId,
-    model: started.model,
-    prompt_tokens: started.promptTokens,
-    seed: started.seed.toString(),
-    arithmetic_fingerprint: started.arithmeticFingerprint,
-    text: deltas.map((delta) => delta.text).join(""),
-    token_ids: deltas.flatMap((delta) => delta.tokenIds),
-    steps: deltas.flatMap((delta) => delta.steps).map((step) => {
-      return {
-        drafter: step.drafter ?? null,
-        draft_tokens: step.draftTokens,
-        accepted_draft_tokens: step.acceptedDraftTokens,
-      };
-    }),
-    finish_reason: sequence.finishReason,
-    matched_token_id: sequence.matchedTokenId ?? null,
-    matched_stop_string: sequence.matchedStopString ?? null,
-    completion_tokens: finished.usage.completionTokens,
-    verify_steps: total.verifySteps,
-    draft_tokens: total.draftTokens,
-    accepted_draft_tokens: total.acceptedDraftTokens,
-    accepted_length_histogram: total.acceptedLengthHistogram,
-  };
-}
-
-/** The types of events, a run of deltas once. */
-function orderSeen(events: readonly StreamEvent[]): string[] {
-  const types = events.map((event) => event.type);
-  return types.filter((type, at) => type !== "delta" || types[at - 1] !== "delta");
-}
-
 async function stream(client: Client, parameters: Asked): Promise<Json> {
   const events = await rest(client.stream(asked(parameters)));
   const deltas = events.filter((event) => event.type === "delta");
+  const ends = events.filter((event) => event.type === "sequence_finished");
+  const sequences = ends.toSorted((one, other) => one.sequenceIndex - other.sequenceIndex);
+  const seen = sequences.map((end) => {
+    return sequenceSeen(deltas.filter((delta) => delta.sequenceIndex === end.sequenceIndex), end);
+  });
   return {
     order: orderSeen(events),
     last_completion_tokens: deltas.at(-1)?.completionTokens,
-    answer: answerSeen(
-      events[0] as Started,
-      deltas,
-      events.at(-2) as SequenceFinished,
-      events.at(-1) as Finished,
-    ),
+    answer: answerSeen(events[0] as Started, seen, events.at(-1) as Finished),
   };
 }
 
 async function generate(client: Client, parameters: Asked): Promise<Json> {
   const answer = await client.generate(asked(parameters));
-  return { answer: answerSeen(answer.started, [answer], answer, answer) };
+  const sequences = answer.sequences.map((sequence) => sequenceSeen([sequence], sequence));
+  return { answer: answerSeen(answer.started, sequences, answer) };
 }
 
 async function cancel(

@@ -12,6 +12,7 @@
 /** Returns a value as its field takes it. `name`: of the option, for the message of the error. */
 export type Check<T> = (name: string, value: unknown) => T;
 
+const IN_JSON = new Set(["object", "string", "boolean"]);
 // By the definition of google.protobuf.Duration.
 const LONGEST_MS = 315_576_000_000_000;
 
@@ -62,6 +63,21 @@ export const bias: Check<Record<string, number>> = (name, value) => {
     return [uint32(`${name} key`, Number(id)), float(`${name}[${id}]`, logit)];
   });
   return Object.fromEntries(checked) as Record<string, number>;
+};
+
+/** Takes JSON text, or an object, which becomes such text; throws TypeError for what JSON lacks. */
+export const json: Check<string> = (name, value) => {
+  if (typeof value === "string") return text(name, value);
+  const seen = (key: string, item: unknown): unknown => {
+    const lacking = typeof item === "number" ? !Number.isFinite(item) : !IN_JSON.has(typeof item);
+    if (lacking) throw new TypeError(`JSON has no ${typeof item} as ${key} is`);
+    return item;
+  };
+  try {
+    return JSON.stringify(object(name, value), seen);
+  } catch (error) {
+    throw new TypeError(`${name}: ${(error as Error).message}`);
+  }
 };
 
 /** Takes an object with no other keys than the known ones. Without `known` any keys. */

@@ -111,14 +111,12 @@ export class Client {
   stream(request: GenerationRequest, options: CallOptions = {}): Stream {
     const message = requestFrom(request);
     const { signals, settings } = this.#call(options);
-    return new Stream(() => this.#generation.streamGenerate(message, ...settings()), signals);
+    const start = () => this.#generation.streamGenerate(message, ...settings());
+    return new Stream(start, signals, request.numSequences ?? 1);
   }
 
-  /** Generates one sequence and returns all of it. Rejects with CallFailed or ProtocolError. */
+  /** Returns the whole answer. Rejects with CallFailed or ProtocolError. */
   async generate(request: GenerationRequest, options: CallOptions = {}): Promise<Completion> {
-    if ((request.numSequences ?? 1) > 1) {
-      throw new RangeError("generate gathers one sequence; use stream for more");
-    }
     const events = [];
     for await (const event of this.stream(request, options)) events.push(event);
     return completionFrom(events);

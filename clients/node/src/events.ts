@@ -33,14 +33,23 @@ export interface Alternative {
   readonly logprob: number;
 }
 
-/** The log probability of a token; undefined for the first prompt token. */
+/**
+ * The log probability of a token, and its rank: how many are more probable, plus 1. Both are
+ * undefined for the first prompt token. alternatives: the most probable tokens of this position,
+ * best first, as many as were asked for.
+ */
 export interface TokenLogprob {
   readonly tokenId: number;
   readonly logprob: number | undefined;
+  readonly rank: number | undefined;
   readonly alternatives: readonly Alternative[];
 }
 
-/** The request is admitted. queueTimeMs: from arrival to admission. */
+/**
+ * The request is admitted. queueTimeMs: from arrival to admission. sequenceSeeds: the seed of each
+ * sequence, the first of which is `seed`; a request of its own with one of them gives the tokens of
+ * that sequence. promptLogprobs: one per prompt token, where asked for.
+ */
 export interface Started {
   readonly type: "started";
   readonly requestId: string;
@@ -51,6 +60,7 @@ export interface Started {
   readonly queueTimeMs: number;
   readonly arithmeticFingerprint: string;
   readonly promptLogprobs: readonly TokenLogprob[];
+  readonly sequenceSeeds: readonly bigint[];
 }
 
 /** How one step was drafted. drafter: undefined for a plain step. */
@@ -60,7 +70,10 @@ export interface SpeculationStep {
   readonly acceptedDraftTokens: number;
 }
 
-/** New tokens of a sequence. text and tokenIds are new, completionTokens is cumulative. */
+/**
+ * New tokens of a sequence. text, tokenIds and logprobs are new, completionTokens counts all.
+ * tokenIds, logprobs and steps are empty unless they were asked for.
+ */
 export interface Delta {
   readonly type: "delta";
   readonly sequenceIndex: number;
@@ -127,13 +140,14 @@ export function eventFrom(response: StreamGenerateResponse__Output): StreamEvent
 }
 
 function startedFrom(message: Started__Output): Started {
-  const { seed, queueTime, promptLogprobs, ...same } = message;
+  const { seed, queueTime, promptLogprobs, sequenceSeeds, ...same } = message;
   return {
     type: "started",
     ...same,
     seed: BigInt(seed),
     queueTimeMs: milliseconds(queueTime),
     promptLogprobs: promptLogprobs.map(logprobFrom),
+    sequenceSeeds: sequenceSeeds.map(BigInt),
   };
 }
 
@@ -148,8 +162,8 @@ function deltaFrom(message: Delta__Output): Delta {
   };
 }
 
-function logprobFrom({ tokenId, logprob, alternatives }: TokenLogprob__Output): TokenLogprob {
-  return { tokenId, logprob, alternatives };
+function logprobFrom({ tokenId, logprob, rank, alternatives }: TokenLogprob__Output): TokenLogprob {
+  return { tokenId, logprob, rank, alternatives };
 }
 
 function sequenceFinishedFrom(message: SequenceFinished__Output): SequenceFinished {

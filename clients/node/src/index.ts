@@ -57,5 +57,5 @@ export type {
   Options,
   Prompt,
 } from "./options.js";
-export type { Completion } from "./order.js";
+export type { Completion, GeneratedSequence } from "./order.js";
 export type { Stream } from "./stream.js";

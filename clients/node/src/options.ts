@@ -1,9 +1,9 @@
 /**
  * What a program may ask for: types alone.
  *
- * Names are those of the wire contract in camel case, but: `returnText`, `returnTokenIds`,
- * `returnSteps` and `returnLogprobBasis` choose what deltas carry; `speculation: false` decodes
- * plainly; `draftBudgetMs` is in milliseconds; `prediction` is text or token ids.
+ * Names are those of the wire contract in camel case, but: `returnText`, `returnTokenIds` and
+ * `returnSteps` choose what deltas carry; `speculation: false` decodes plainly; `draftBudgetMs` is in
+ * milliseconds; `prediction` is text or token ids; `jsonSchema` is JSON text or what becomes it.
  */
 
 /** A value that JSON can hold. */
@@ -64,9 +64,9 @@ export interface Options {
   readonly returnText?: boolean | undefined;
   readonly returnTokenIds?: boolean | undefined;
   readonly returnSteps?: boolean | undefined;
-  readonly returnLogprobBasis?: LogprobBasis | undefined;
   readonly topLogprobs?: number | undefined;
   readonly promptLogprobs?: number | undefined;
+  readonly logprobBasis?: LogprobBasis | undefined;
   readonly skipSpecialTokens?: boolean | undefined;
   readonly speculation?: boolean | undefined;
   readonly drafters?: readonly string[] | undefined;
@@ -74,7 +74,7 @@ export interface Options {
   readonly draftBudgetMs?: number | undefined;
   readonly prediction?: string | Iterable<number> | undefined;
   /** At most one of jsonSchema, regex, grammar and choice. */
-  readonly jsonSchema?: string | undefined;
+  readonly jsonSchema?: string | JsonObject | undefined;
   readonly regex?: string | undefined;
   readonly grammar?: string | undefined;
   readonly choice?: readonly string[] | undefined;

@@ -17,12 +17,16 @@ import type {
   Usage,
 } from "./events.js";
 
-/** Watches one stream. */
+/** Watches one stream. numSequences: as many as were asked for. */
 export class Order {
   #started = false;
   #finished = false;
-  readonly #open = new Set<number>();
+  readonly #numSequences: number;
   readonly #closed = new Set<number>();
+
+  constructor(numSequences = 1) {
+    this.#numSequences = numSequences;
+  }
 
   /** Takes the next event. Throws ProtocolError where it may not come now. */
   check(event: StreamEvent): void {
@@ -44,61 +48,78 @@ export class Order {
   }
 
   #take({ type, sequenceIndex }: Delta | SequenceFinished): void {
+    if (sequenceIndex >= this.#numSequences) {
+      const asked = `where ${this.#numSequences} were asked for`;
+      throw new ProtocolError(`sequence ${sequenceIndex}, ${asked}`);
+    }
     if (this.#closed.has(sequenceIndex)) {
       throw new ProtocolError(`an event of sequence ${sequenceIndex} after its end`);
     }
-    this.#open.add(sequenceIndex);
-    if (type === "sequence_finished") {
-      this.#open.delete(sequenceIndex);
-      this.#closed.add(sequenceIndex);
-    }
+    if (type === "sequence_finished") this.#closed.add(sequenceIndex);
   }
 
   #finish(): void {
-    if (this.#open.size > 0 || this.#closed.size === 0) {
+    if (this.#closed.size < this.#numSequences) {
       throw new ProtocolError("finished before the end of every sequence");
     }
     this.#finished = true;
   }
 }
 
-/** A whole answer. tokenIds, logprobs and steps are empty unless they were asked for. */
-export interface Completion {
-  readonly requestId: string;
-  /** The seed that the tokens were sampled with; the same one gives them again. */
-  readonly seed: bigint;
-  readonly started: Started;
+/** A whole sequence. tokenIds, logprobs and steps are empty unless they were asked for. */
+export interface GeneratedSequence {
   readonly text: string;
   readonly tokenIds: readonly number[];
   readonly logprobs: readonly TokenLogprob[];
   readonly steps: readonly SpeculationStep[];
+  readonly completionTokens: number;
   readonly finishReason: FinishReason;
   readonly matchedTokenId: number | undefined;
   readonly matchedStopString: string | undefined;
+}
+
+/** A whole answer. `text` and what else belongs to a sequence is that of the first one. */
+export interface Completion extends Omit<GeneratedSequence, "completionTokens"> {
+  readonly requestId: string;
+  /** The seed that the tokens were sampled with; the same one gives them again. */
+  readonly seed: bigint;
+  readonly started: Started;
+  readonly sequences: readonly GeneratedSequence[];
   readonly usage: Usage;
   readonly speculation: SpeculationStats;
 }
 
-/** Returns the whole answer that a checked stream of one sequence told. Throws ProtocolError. */
+/** Returns the whole answer that a checked stream told. */
 export function completionFrom(events: readonly StreamEvent[]): Completion {
   const started = events[0] as Started;
   const finished = events.at(-1) as Finished;
-  const sequence = events.at(-2);
-  const deltas = events.filter((event) => event.type === "delta");
-  if (sequence?.type !== "sequence_finished" || events.length !== deltas.length + 3) {
-    throw new ProtocolError("more than one sequence in an answer that has one");
-  }
-  const { finishReason, matchedTokenId, matchedStopString } = sequence;
+  const ends = events.filter((event) => event.type === "sequence_finished");
+  const sequences = ends
+    .toSorted((one, other) => one.sequenceIndex - other.sequenceIndex)
+    .map((end) => sequenceFrom(events, end));
+  const { completionTokens: _, ...first } = sequences[0] as GeneratedSequence;
   return {
     requestId: started.requestId,
     seed: started.seed,
     started,
+    ...first,
+    sequences,
+    usage: finished.usage,
+    speculation: finished.speculation,
+  };
+}
+
+function sequenceFrom(events: readonly StreamEvent[], end: SequenceFinished): GeneratedSequence {
+  const { sequenceIndex, finishReason, matchedTokenId, matchedStopString } = end;
+  const deltas = events.filter((event): event is Delta => {
+    return event.type === "delta" && event.sequenceIndex === sequenceIndex;
+  });
+  return {
     text: deltas.map((delta) => delta.text).join(""),
     tokenIds: deltas.flatMap((delta) => delta.tokenIds),
     logprobs: deltas.flatMap((delta) => delta.logprobs),
     steps: deltas.flatMap((delta) => delta.steps),
+    completionTokens: deltas.at(-1)?.completionTokens ?? 0,
     ...{ finishReason, matchedTokenId, matchedStopString },
-    usage: finished.usage,
-    speculation: finished.speculation,
   };
 }

@@ -71,9 +71,9 @@ const OPTIONS: Readonly<Record<keyof Options, Put>> = {
   returnText: part("output", "text", check.bool),
   returnTokenIds: part("output", "tokenIds", check.bool),
   returnSteps: part("output", "speculationSteps", check.bool),
-  returnLogprobBasis: part("output", "logprobBasis", basis),
   topLogprobs: part("output", "topLogprobs", check.uint32),
   promptLogprobs: part("output", "promptLogprobs", check.uint32),
+  logprobBasis: part("output", "logprobBasis", basis),
   skipSpecialTokens: part("output", "skipSpecialTokens", check.bool),
   speculation: part("speculation", "mode", (name, value) =>
     check.bool(name, value) ? "SPECULATION_MODE_ENABLED" : "SPECULATION_MODE_DISABLED",
@@ -86,7 +86,7 @@ const OPTIONS: Readonly<Record<keyof Options, Put>> = {
   prediction: part("speculation", "prediction", (name, value) =>
     typeof value === "string" ? { text: check.text(name, value) } : { tokens: ids(name, value) },
   ),
-  jsonSchema: part("structure", "jsonSchema", check.text),
+  jsonSchema: part("structure", "jsonSchema", check.json),
   regex: part("structure", "regex", check.text),
   grammar: part("structure", "grammar", check.text),
   choice: part("structure", "choice", (name, value) => {

@@ -27,9 +27,9 @@ export class Stream implements AsyncIterableIterator<StreamEvent> {
   readonly #own = new AbortController();
   readonly #events: AsyncGenerator<StreamEvent, void, undefined>;
 
-  /** Programs get streams from `Client.stream`. */
-  constructor(start: () => Call, signals: readonly AbortSignal[]) {
-    this.#events = checked(messages(start, [...signals, this.#own.signal]));
+  /** Programs get streams from `Client.stream`. numSequences: as many as were asked for. */
+  constructor(start: () => Call, signals: readonly AbortSignal[], numSequences: number) {
+    this.#events = checked(messages(start, [...signals, this.#own.signal]), numSequences);
   }
 
   [Symbol.asyncIterator](): this {
@@ -55,8 +55,9 @@ export class Stream implements AsyncIterableIterator<StreamEvent> {
 
 async function* checked(
   responses: AsyncIterable<StreamGenerateResponse__Output>,
+  numSequences: number,
 ): AsyncGenerator<StreamEvent, void, undefined> {
-  const order = new Order();
+  const order = new Order(numSequences);
   for await (const response of responses) {
     const event = eventFrom(response);
     order.check(event);

@@ -33,6 +33,7 @@ test("a stream tells everything that the messages hold", async () => {
       queueTimeMs: 1000.5,
       arithmeticFingerprint: "",
       promptLogprobs: [],
+      sequenceSeeds: [],
     });
     const common = { type: "delta", sequenceIndex: 0, logprobs: [] };
     const drafted = { drafter: "ngram", draftTokens: 3, acceptedDraftTokens: 1 };
@@ -65,7 +66,10 @@ test("generate gathers the answer", async () => {
     assert.deepEqual([answer.text, answer.tokenIds], ["Hello", [0, 7, 9]]);
     assert.deepEqual([answer.seed, answer.requestId], [2n ** 64n - 1n, "r-1"]);
     assert.deepEqual([answer.finishReason, answer.matchedTokenId], ["EOS_TOKEN", 0]);
-    await assert.rejects(client.generate({ ...ASK, numSequences: 2 }), RangeError);
+    assert.equal(answer.sequences.length, 1);
+    await assert.rejects(client.generate({ ...ASK, numSequences: 2 }), {
+      name: "ProtocolError",
+    });
   });
 });
 

@@ -2,7 +2,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ProtocolError } from "../src/errors.js";
 import { eventFrom } from "../src/events.js";
 import type { StreamEvent } from "../src/events.js";
 import { Order, completionFrom } from "../src/order.js";
@@ -11,13 +10,13 @@ const EVENTS = {
   started: { type: "started" },
   delta: { type: "delta", sequenceIndex: 0, text: "a" },
   delta1: { type: "delta", sequenceIndex: 1, text: "b" },
-  end: { type: "sequence_finished", sequenceIndex: 0 },
-  end1: { type: "sequence_finished", sequenceIndex: 1 },
+  end: { type: "sequence_finished", sequenceIndex: 0, finishReason: "EOS_TOKEN" },
+  end1: { type: "sequence_finished", sequenceIndex: 1, finishReason: "MAX_TOKENS" },
   finished: { type: "finished" },
 } as unknown as Record<string, StreamEvent>;
 
 function play(names: string): StreamEvent[] {
-  const order = new Order();
+  const order = new Order(names.includes("1") ? 2 : 1);
   const events = names.split(" ").map((name) => EVENTS[name]!);
   for (const event of events) order.check(event);
   order.checkEnd();
@@ -44,6 +43,7 @@ const BAD: [names: string, message: RegExp][] = [
   ["started delta finished", /before the end of every sequence/],
   ["started finished", /before the end of every sequence/],
   ["started delta delta1 end finished", /before the end of every sequence/],
+  ["started delta delta1 end1 finished", /before the end of every sequence/],
   ["started end finished delta", /delta after finished/],
   ["started end finished finished", /finished after finished/],
   ["started", /ended without finished/],
@@ -55,9 +55,40 @@ for (const [names, message] of BAD) {
   });
 }
 
-test("an answer of two sequences is no answer of one", () => {
-  const events = play("started delta delta1 end end1 finished");
-  assert.throws(() => completionFrom(events), ProtocolError);
+test("a sequence more than was asked for is refused", () => {
+  const order = new Order();
+  order.check(EVENTS["started"]!);
+  for (const name of ["delta1", "end1"]) {
+    assert.throws(() => order.check(EVENTS[name]!), /sequence 1, where 1 were asked for/);
+  }
+});
+
+test("an answer gathers each sequence, and is itself the first", () => {
+  const answer = completionFrom(play("started delta1 delta delta1 end1 delta end finished"));
+  assert.deepEqual(
+    answer.sequences.map((sequence) => [sequence.text, sequence.finishReason]),
+    [
+      ["aa", "EOS_TOKEN"],
+      ["bb", "MAX_TOKENS"],
+    ],
+  );
+  assert.deepEqual([answer.text, answer.finishReason], ["aa", "EOS_TOKEN"]);
+});
+
+test("log probabilities keep what they have, and nothing is made of what is not there", () => {
+  const alternatives = [{ tokenId: 0, logprob: -1.5 }];
+  const entry = { tokenId: 7, logprob: 0, rank: 1, alternatives };
+  const first = { tokenId: 5, alternatives: [] };
+  const started = {
+    ...{ requestId: "r", model: "m", promptTokens: 2, cachedPromptTokens: 0, seed: "3" },
+    ...{ queueTime: null, arithmeticFingerprint: "", promptLogprobs: [first, entry] },
+    sequenceSeeds: ["3", "18446744073709551615"],
+  };
+  const event = eventFrom({ started });
+  assert.equal(event.type, "started");
+  const none = { logprob: undefined, rank: undefined };
+  assert.deepEqual(event.promptLogprobs, [{ ...first, ...none }, entry]);
+  assert.deepEqual(event.sequenceSeeds, [3n, 2n ** 64n - 1n]);
 });
 
 test("an event of a newer protocol and an unknown reason are refused", () => {

@@ -18,6 +18,7 @@ function at(message: unknown, path: string): unknown {
   return names.reduce((part, name) => (part as Record<string, unknown>)[name], message);
 }
 
+const SCHEMA = '{"b":"\u00e9","a":[true,null,1.5]}';
 const REACHED: [option: string, value: unknown, path: string, told?: unknown][] = [
   ["requestId", "mine", "requestId"],
   ["model", "tiny", "model"],
@@ -47,7 +48,8 @@ const REACHED: [option: string, value: unknown, path: string, told?: unknown][] 
   ["returnText", false, "output.text"],
   ["returnTokenIds", true, "output.tokenIds"],
   ["returnSteps", true, "output.speculationSteps"],
-  ["returnLogprobBasis", "RAW", "output.logprobBasis", "LOGPROB_BASIS_RAW"],
+  ["logprobBasis", "RAW", "output.logprobBasis", "LOGPROB_BASIS_RAW"],
+  ["logprobBasis", "PROCESSED", "output.logprobBasis", "LOGPROB_BASIS_PROCESSED"],
   ["topLogprobs", 0, "output.topLogprobs"],
   ["promptLogprobs", 5, "output.promptLogprobs"],
   ["skipSpecialTokens", false, "output.skipSpecialTokens"],
@@ -58,7 +60,8 @@ const REACHED: [option: string, value: unknown, path: string, told?: unknown][] 
   ["draftBudgetMs", 1500.25, "speculation.draftBudget", { seconds: "1", nanos: 500_250_000 }],
   ["prediction", "text", "speculation.prediction.text"],
   ["prediction", [5, 6], "speculation.prediction.tokens.ids"],
-  ["jsonSchema", "{}", "structure.jsonSchema"],
+  ["jsonSchema", " {}", "structure.jsonSchema"],
+  ["jsonSchema", { b: "\u00e9", a: [true, null, 1.5] }, "structure.jsonSchema", SCHEMA],
   ["regex", "a+", "structure.regex"],
   ["grammar", "root", "structure.grammar"],
   ["choice", ["yes", "no"], "structure.choice.values"],
@@ -97,6 +100,8 @@ test("tools and template arguments are sent as JSON values", () => {
   assert.deepEqual(chat, { messages: [], tools: [struct], templateArguments: struct });
 });
 
+const CIRCLE: Record<string, unknown> = {};
+CIRCLE["a"] = CIRCLE;
 const REFUSED: [given: object, kind: typeof TypeError | typeof RangeError, message: RegExp][] = [
   [{}, TypeError, /exactly one of text, tokenIds, messages/],
   [{ text: "x", tokenIds: [1] }, TypeError, /exactly one/],
@@ -121,7 +126,11 @@ const REFUSED: [given: object, kind: typeof TypeError | typeof RangeError, messa
   [{ text: "x", ignoreEos: 1 }, TypeError, /ignoreEos: takes a boolean, not 1/],
   [{ text: "x", stopStrings: "stop" }, TypeError, /stopStrings: takes a list, not string/],
   [{ text: "x", logitBias: { a: 1 } }, TypeError, /logitBias key: takes an integer/],
-  [{ text: "x", returnLogprobBasis: "raw" }, TypeError, /RAW or PROCESSED/],
+  [{ text: "x", logprobBasis: "raw" }, TypeError, /logprobBasis: takes RAW or PROCESSED/],
+  [{ text: "x", jsonSchema: true }, TypeError, /jsonSchema: takes an object, not boolean/],
+  [{ text: "x", jsonSchema: { a: () => 1 } }, TypeError, /jsonSchema: JSON has no function as a is/],
+  [{ text: "x", jsonSchema: { a: [NaN] } }, TypeError, /jsonSchema: JSON has no number as 0 is/],
+  [{ text: "x", jsonSchema: CIRCLE }, TypeError, /jsonSchema: Converting circular structure/],
   [{ text: "x", draftBudgetMs: Infinity }, RangeError, /draftBudgetMs/],
   [{ text: "x", tools: [{}] }, TypeError, /tools: goes with messages only/],
   [{ messages: [], tools: [{ f: () => 1 }] }, TypeError, /tools\[0\].f: JSON has no function/],

@@ -29,23 +29,27 @@ from specd_client.errors import (
     WrongState,
 )
 from specd_client.events import (
+    Alternative,
     Completion,
     Delta,
     DrafterTally,
     Event,
     Finished,
     FinishReason,
+    GeneratedSequence,
     SequenceFinished,
     SpeculationStats,
     SpeculationStep,
     Started,
+    TokenLogprob,
     Usage,
 )
-from specd_client.request import Options, PromptOptions
+from specd_client.request import LogprobBasis, Options, PromptOptions
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alternative",
     "CallCancelled",
     "CallFailed",
     "Client",
@@ -59,8 +63,10 @@ __all__ = [
     "FieldViolation",
     "FinishReason",
     "Finished",
+    "GeneratedSequence",
     "InternalError",
     "InvalidRequest",
+    "LogprobBasis",
     "MessageTooLarge",
     "NotAuthenticated",
     "NotPermitted",
@@ -76,6 +82,7 @@ __all__ = [
     "SpeculationStep",
     "Started",
     "Stream",
+    "TokenLogprob",
     "UnknownName",
     "Unsupported",
     "Usage",

@@ -52,7 +52,7 @@ def stream(
 ) -> Call[Event]:
     """A generation. Raises TypeError for bad options."""
     request = request_from(text, token_ids, messages, options)
-    order = Order()
+    order = Order(options.get("num_sequences") or 1)
     answer = generation_pb2.StreamGenerateResponse
     return Call(f"{GENERATION}/StreamGenerate", request, answer, order.read, order.check_end)
 

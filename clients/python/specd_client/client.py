@@ -23,7 +23,7 @@ from specd_client.errors import CallFailed, ProtocolError, Unsupported, error_fr
 from specd_client.events import Completion, Event
 from specd_client.order import completion_from
 from specd_client.readiness import PAUSE_S, Wait
-from specd_client.request import Options, PromptOptions, check_one_sequence
+from specd_client.request import Options, PromptOptions
 from specd_client.times import time_limit
 from specd_client.v1 import admin_pb2, model_pb2
 
@@ -135,8 +135,7 @@ class Client(Connection[grpc.aio.Channel]):
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> Completion:
-        """Generates one sequence and returns all of it. Raises CallFailed or ProtocolError."""
-        check_one_sequence(options)
+        """Returns the whole answer. Raises CallFailed or ProtocolError."""
         call = calls.stream(text, token_ids, messages, options)
         async with self._start(call, timeout_s) as stream:
             return completion_from([event async for event in stream])

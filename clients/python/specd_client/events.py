@@ -36,16 +36,26 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log probability of a token; None for the first prompt token."""
+    """The log probability of a token, and how many are more probable, plus 1.
+
+    Both are None for the first prompt token. alternatives: the most probable tokens of this
+    position, best first, as many as were asked for.
+    """
 
     token_id: int
     logprob: float | None
+    rank: int | None
     alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request is admitted. queue_time_s: from arrival to admission."""
+    """The request is admitted.
+
+    queue_time_s: from arrival to admission. sequence_seeds: the seed of each sequence, the first of
+    which is `seed`; a request of its own with one of them gives the tokens of that sequence.
+    prompt_logprobs: one per prompt token, where asked for.
+    """
 
     request_id: str
     model: str
@@ -55,6 +65,7 @@ class Started:
     queue_time_s: float
     arithmetic_fingerprint: str
     prompt_logprobs: tuple[TokenLogprob, ...]
+    sequence_seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,10 @@ class SpeculationStep:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of a sequence. text and token_ids are new, completion_tokens is cumulative."""
+    """New tokens of a sequence. text, token_ids and logprobs are new, completion_tokens counts all.
+
+    token_ids, logprobs and steps are empty unless they were asked for.
+    """
 
     sequence_index: int
     text: str
@@ -129,19 +143,55 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer. token_ids, logprobs and steps are empty unless they were asked for."""
+class GeneratedSequence:
+    """A whole sequence. token_ids, logprobs and steps are empty unless they were asked for."""
 
-    started: Started
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     steps: tuple[SpeculationStep, ...]
+    completion_tokens: int
     finish_reason: FinishReason
     matched_token_id: int | None
     matched_stop_string: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer. `text` and what else belongs to a sequence is that of the first one."""
+
+    started: Started
+    sequences: tuple[GeneratedSequence, ...]
     usage: Usage
     speculation: SpeculationStats
+
+    @property
+    def text(self) -> str:
+        return self.sequences[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.sequences[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return self.sequences[0].logprobs
+
+    @property
+    def steps(self) -> tuple[SpeculationStep, ...]:
+        return self.sequences[0].steps
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.sequences[0].finish_reason
+
+    @property
+    def matched_token_id(self) -> int | None:
+        return self.sequences[0].matched_token_id
+
+    @property
+    def matched_stop_string(self) -> str | None:
+        return self.sequences[0].matched_stop_string
 
     @property
     def request_id(self) -> str:
@@ -182,6 +232,7 @@ def _started(message: pb.Started) -> Started:
         queue_time_s=_seconds(message.queue_time),
         arithmetic_fingerprint=message.arithmetic_fingerprint,
         prompt_logprobs=tuple(map(_logprob, message.prompt_logprobs)),
+        sequence_seeds=tuple(message.sequence_seeds),
     )
 
 
@@ -205,6 +256,7 @@ def _logprob(message: pb.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(
         message.token_id,
         message.logprob if message.HasField("logprob") else None,
+        message.rank if message.HasField("rank") else None,
         tuple(Alternative(item.token_id, item.logprob) for item in message.alternatives),
     )
 

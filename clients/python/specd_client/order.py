@@ -13,6 +13,7 @@ from specd_client.events import (
     Delta,
     Event,
     Finished,
+    GeneratedSequence,
     SequenceFinished,
     Started,
     event_from,
@@ -21,11 +22,14 @@ from specd_client.v1 import generation_pb2 as pb
 
 
 class Order:
-    """The order of events that the protocol promises: one object per stream."""
+    """The order of events that the protocol promises: one object per stream.
 
-    def __init__(self) -> None:
+    num_sequences: as many as were asked for.
+    """
+
+    def __init__(self, num_sequences: int = 1) -> None:
+        self._num_sequences = num_sequences
         self._started = False
-        self._open: set[int] = set()
         self._closed: set[int] = set()
         self._finished = False
 
@@ -51,40 +55,46 @@ class Order:
                 self._check_open(event.sequence_index)
             case SequenceFinished():
                 self._check_open(event.sequence_index)
-                self._open.remove(event.sequence_index)
                 self._closed.add(event.sequence_index)
             case Finished():
                 self._check_all_closed()
                 self._finished = True
 
     def _check_open(self, index: int) -> None:
+        if index >= self._num_sequences:
+            raise ProtocolError(f"sequence {index}, where {self._num_sequences} were asked for")
         if index in self._closed:
             raise ProtocolError(f"an event of sequence {index} after its end")
-        self._open.add(index)
 
     def _check_all_closed(self) -> None:
-        if self._open or not self._closed:
+        if len(self._closed) < self._num_sequences:
             raise ProtocolError("finished before the end of every sequence")
 
 
 def completion_from(events: Sequence[Event]) -> Completion:
-    """Returns the whole answer that a checked stream of one sequence told."""
+    """Returns the whole answer that a checked stream told."""
     started, *_, finished = events
     assert isinstance(started, Started)
     assert isinstance(finished, Finished)
-    sequence, *others = (event for event in events if isinstance(event, SequenceFinished))
-    if others:
-        raise ProtocolError("several sequences, where one was asked for")
-    deltas = [event for event in events if isinstance(event, Delta)]
-    return Completion(
-        started=started,
+    deltas: dict[int, list[Delta]] = {}
+    ends: dict[int, SequenceFinished] = {}
+    for event in events:
+        if isinstance(event, Delta):
+            deltas.setdefault(event.sequence_index, []).append(event)
+        elif isinstance(event, SequenceFinished):
+            ends[event.sequence_index] = event
+    sequences = (_sequence(deltas.get(index, []), ends[index]) for index in sorted(ends))
+    return Completion(started, tuple(sequences), finished.usage, finished.speculation)
+
+
+def _sequence(deltas: Sequence[Delta], end: SequenceFinished) -> GeneratedSequence:
+    return GeneratedSequence(
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
         steps=tuple(step for delta in deltas for step in delta.steps),
-        finish_reason=sequence.finish_reason,
-        matched_token_id=sequence.matched_token_id,
-        matched_stop_string=sequence.matched_stop_string,
-        usage=finished.usage,
-        speculation=finished.speculation,
+        completion_tokens=deltas[-1].completion_tokens if deltas else 0,
+        finish_reason=end.finish_reason,
+        matched_token_id=end.matched_token_id,
+        matched_stop_string=end.matched_stop_string,
     )

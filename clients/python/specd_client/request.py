@@ -7,8 +7,9 @@ Invariant: every option that is given reaches its field, and an unknown one is a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 from specd_client.times import duration
 from specd_client.v1 import generation_pb2, model_pb2, types_pb2
 
+LogprobBasis = Literal["RAW", "PROCESSED"]
 Request = generation_pb2.StreamGenerateRequest | model_pb2.TokenizeRequest
 
 
@@ -31,9 +33,9 @@ class PromptOptions(TypedDict, total=False):
 class Options(PromptOptions, total=False):
     """Options of a generation. None is the same as leaving one out: the server's default.
 
-    Named as on the wire, but: return_text, return_token_ids, return_steps and return_logprob_basis
-    choose what deltas carry; speculation False decodes plainly; draft_budget_s is in seconds;
-    prediction is text or token ids. timeout_s ends the whole call.
+    Named as on the wire, but: return_text, return_token_ids and return_steps choose what deltas
+    carry; speculation False decodes plainly; draft_budget_s is in seconds; prediction is text or
+    token ids; json_schema is JSON text or what becomes it. timeout_s ends the whole call.
     """
 
     request_id: str | None
@@ -58,16 +60,16 @@ class Options(PromptOptions, total=False):
     return_text: bool | None
     return_token_ids: bool | None
     return_steps: bool | None
-    return_logprob_basis: types_pb2.LogprobBasis.ValueType | None
     top_logprobs: int | None
     prompt_logprobs: int | None
+    logprob_basis: LogprobBasis | None
     skip_special_tokens: bool | None
     speculation: bool | None
     drafters: Sequence[str] | None
     max_draft_tokens: int | None
     draft_budget_s: float | None
     prediction: str | Sequence[int] | None
-    json_schema: str | None
+    json_schema: str | Mapping[str, Any] | None
     regex: str | None
     grammar: str | None
     choice: Sequence[str] | None
@@ -86,7 +88,7 @@ PLAIN = {
     ),
     "output": ("top_logprobs", "prompt_logprobs", "skip_special_tokens"),
     "speculation": ("drafters", "max_draft_tokens"),
-    "structure": ("json_schema", "regex", "grammar"),
+    "structure": ("regex", "grammar"),
 }
 ONLY_CHAT = ("tools", "template_arguments")
 # An object is three levels of messages on the wire, a list two, and parsers take a hundred.
@@ -98,7 +100,6 @@ PLACES = {name: (part, name) for part, names in PLAIN.items() for name in names}
     "return_text": ("output", "text"),
     "return_token_ids": ("output", "token_ids"),
     "return_steps": ("output", "speculation_steps"),
-    "return_logprob_basis": ("output", "logprob_basis"),
 }
 
 
@@ -130,12 +131,6 @@ def tokenize_request_from(
         raise TypeError(f"unknown option {min(unknown)!r}")
     _fill(request, text, token_ids, messages, options)
     return request
-
-
-def check_one_sequence(options: Options) -> None:
-    """Raises ValueError where the options ask for more sequences than one."""
-    if (options.get("num_sequences") or 1) > 1:
-        raise ValueError("generate gathers one sequence; use stream for more")
 
 
 def _fill(
@@ -189,6 +184,10 @@ def _set_option(request: Any, name: str, value: Any) -> None:
             request.speculation.prediction.text = value
         case "prediction":
             request.speculation.prediction.tokens.ids.extend(value)
+        case "logprob_basis":
+            request.output.logprob_basis = _basis(value)
+        case "json_schema":
+            request.structure.json_schema = value if isinstance(value, str) else _json(name, value)
         case "choice":
             _set(request.structure.choice, "values", value)
         case "tools":
@@ -198,6 +197,20 @@ def _set_option(request: Any, name: str, value: Any) -> None:
             _set_json(name, request.input.chat.template_arguments, value)
         case _:
             raise TypeError(f"unknown option {name!r}")
+
+
+def _basis(name: object) -> types_pb2.LogprobBasis.ValueType:
+    if name not in get_args(LogprobBasis):
+        raise TypeError(f"logprob_basis takes {' or '.join(get_args(LogprobBasis))}, not {name!r}")
+    return types_pb2.LogprobBasis.Value(f"LOGPROB_BASIS_{name}")
+
+
+def _json(name: str, value: Any) -> str:
+    """JSON text of a value; the order of keys stays, since it is the order of an answer's."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise TypeError(f"{name}: {error}") from None
 
 
 def _set_json(name: str, message: Any, value: Any) -> None:

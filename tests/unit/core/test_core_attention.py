@@ -17,20 +17,13 @@ from specd.core.decoder import CoreRow
 from specd.core.layouts import PAGE
 from specd.device.core_probe import probe_core
 from specd.device.core_runner import CoreRunner
+from specd.device.texts import Feeder, Part, Text, differing, random_chunks, random_ids
 from specd.engine.step_types import PaddedBatch
 from specd.kv.pages import PAGE_SIZE
 from specd.model.formats import WeightFormat
 from tests.unit.core.support import ISAS
 from tests.unit.core.toys import FAMILIES, HEADS, VOCAB, WINDOWS, Toy, build
-from tests.unit.device.texts import (
-    Feeder,
-    Part,
-    Text,
-    differing,
-    load_core,
-    random_chunks,
-    random_ids,
-)
+from tests.unit.device.texts import load_core
 
 pytestmark = pytest.mark.usefixtures("needs_core")
 

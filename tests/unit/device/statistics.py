@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 FALSE_ALARM = 1e-6  # of each test that says nothing else
-Z = 4.892  # |standard normal| is larger with probability FALSE_ALARM
 
 
 def chi_square_tail(statistic: float, degrees: int) -> float:
     """P(chi-square with `degrees` > statistic)."""
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def normal_two_sided(z: float) -> float:
+    """P(|standard normal| > |z|)."""
+    return math.erfc(abs(z) / math.sqrt(2))
 
 
 def chi_square(counts: Sequence[int], expected: Sequence[float]) -> float:

@@ -203,8 +203,7 @@ def test_relaxed_is_what_the_operator_gets_when_asked_for(toy_path: Path) -> Non
 def test_strict_is_not_promised_where_the_probe_found_something(
     toy_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums = iter(range(1000))
-    monkeypatch.setattr("specd.device.probe.sample", lambda *arguments: next(sums))
+    monkeypatch.setattr("specd.device.sampler_probe.same_bits", lambda one, other: False)
     booted = boot(settings_for(toy_path))
     assert booted.invariance == "relaxed"
     facts = [toy_path], ["bf16", "bf16"], booted.runner.kernels, 1
@@ -237,3 +236,22 @@ def test_what_does_not_decide_a_bit_is_not_in_the_fingerprint(toy_path: Path) ->
     first = boot(settings_for(toy_path)).fingerprint
     changed = settings_for(toy_path, kv_memory=1 << 23, max_rows=2, max_positions=128)
     assert boot(changed).fingerprint == first
+
+
+def test_another_processor_is_another_arithmetic_only_where_torch_multiplies(
+    toy_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its libraries choose by the processor; the core's instruction set is a fact of its own."""
+
+    def prints() -> list[str]:
+        names = ("torch", "avx2")
+        return [fingerprint([toy_path], ["bf16"], name, 1, "strict") for name in names]
+
+    here = prints()
+    told = dict(torch.cpu.get_capabilities())
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told | {"amx_tile": "other"})
+    torch_there, core_there = prints()
+    assert torch_there != here[0]
+    assert core_there == here[1]
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told | {"num_sockets": 7})
+    assert prints() == here

@@ -1,33 +1,30 @@
-"""Keyed noise: any language computes the same numbers, and they are as good as random."""
+"""Keyed noise: the noise of an id depends on nothing else, and follows the Gumbel law.
+
+The words that it is made of have a battery of their own: test_noise_battery.py.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 import specd.device.noise as noise
-from specd.device.noise import gumbel, hash_words, key_tensor, key_words
-from tests.unit.device.statistics import FALSE_ALARM, Z, chi_square, kolmogorov_smirnov
+from specd.device.noise import gumbel, key_tensor
+from specd.engine.seeds import key_words, sequence_seed
+from tests.unit.device.noise_streams import SPECD
+from tests.unit.device.statistics import (
+    FALSE_ALARM,
+    chi_square,
+    kolmogorov_smirnov,
+    normal_two_sided,
+)
 
-VECTORS = Path(__file__).parents[2] / "data" / "noise.json"
 EULER = 0.5772156649015329
 ROWS, VOCAB = 64, 8192  # half a million draws
-
-
-@pytest.fixture(scope="module")
-def published() -> dict[str, list[dict[str, Any]]]:
-    document: dict[str, list[dict[str, Any]]] = json.loads(VECTORS.read_text())
-    return document
-
-
-def unsigned(words: Tensor) -> Tensor:
-    return words.to(torch.int64) & 0xFFFFFFFF
 
 
 def keys(seed: int, positions: range) -> Tensor:
@@ -40,45 +37,15 @@ def draws() -> Tensor:
     return gumbel(keys(12345, range(1, 1 + ROWS)), VOCAB).double()
 
 
+def uniforms_of(seed: int) -> Tensor:
+    """fp64 [positions 1 to 64, vocab], before anything is rounded."""
+    words = SPECD.rows([(seed, t) for t in range(1, 1 + ROWS)], VOCAB)
+    return torch.from_numpy((words + 0.5) / 2**32)
+
+
 @pytest.fixture(scope="module")
 def uniforms() -> Tensor:
-    words = unsigned(hash_words(keys(12345, range(1, 1 + ROWS)), VOCAB))
-    return (words.double() + 0.5) / 2**32
-
-
-def test_the_published_vectors_cover_the_ends_of_every_input(
-    published: dict[str, list[dict[str, Any]]],
-) -> None:
-    found = {(v["seed"], v["position"], v["token"]) for v in published["vectors"]}
-    assert found == {
-        (seed, position, token)
-        for seed in (0, 1, 1 << 63, (1 << 64) - 1)
-        for position in (0, 1, 4095)
-        for token in (0, 1, 31, 49151, 151935)
-    }
-
-
-def test_every_published_integer_is_exact_and_its_noise_within_a_millionth(
-    published: dict[str, list[dict[str, Any]]],
-) -> None:
-    for vector in published["vectors"]:
-        key = key_tensor([key_words(vector["seed"], vector["position"])])
-        assert unsigned(hash_words(key, 151936))[0, vector["token"]] == vector["h"], vector
-        assert abs(float(gumbel(key, 151936)[0, vector["token"]]) - vector["g"]) < 1e-6, vector
-
-
-def test_noise_at_both_ends_of_the_integers_is_finite_and_as_published(
-    published: dict[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = torch.tensor([[edge["h"] for edge in published["edges"]]])
-    assert {0, (1 << 32) - 1} <= set(words.flatten().tolist())
-    signed = torch.where(words >= 1 << 31, words - (1 << 32), words).int()
-    # No (seed, position) is known that gives these: they stand in for the mix's result.
-    monkeypatch.setattr(noise, "hash_words", lambda keys, vocab_size: signed.clone())
-    found = gumbel(torch.zeros(1, 2, dtype=torch.int32), words.shape[1])
-    assert torch.isfinite(found).all()
-    wanted = torch.tensor([[edge["g"] for edge in published["edges"]]])
-    assert torch.allclose(found, wanted, rtol=0, atol=1e-6)
+    return uniforms_of(12345)
 
 
 def test_noise_falls_as_the_draw_rises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +58,14 @@ def test_noise_falls_as_the_draw_rises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.diff() <= 0).all()
 
 
-def test_a_row_among_others_has_the_noise_of_the_row_alone() -> None:
-    together = gumbel(keys(9, range(40)), 1000)
-    for position in range(40):
-        alone = gumbel(keys(9, range(position, position + 1)), 1000)
-        assert torch.equal(together[position], alone[0])
-
-
-def test_a_longer_vocabulary_changes_no_draw_of_a_shorter() -> None:
-    longer = hash_words(keys(9, range(3)), 151936)
-    for vocab in (1, 2, 300, 8193, 49152):
-        assert torch.equal(hash_words(keys(9, range(3)), vocab), longer[:, :vocab])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("vocab", [1, 2, 17, 300, 1021, 8193, 49_152])
+def test_the_noise_of_an_id_knows_no_other_row_and_no_other_id(num_rows: int, vocab: int) -> None:
+    places = [(seed, position) for seed in (9, 1 << 63) for position in range(1, 21)][:num_rows]
+    together = gumbel(key_tensor([key_words(*place) for place in places]), vocab)
+    for row, place in zip(together, places, strict=True):
+        alone = gumbel(key_tensor([key_words(*place)]), 151_936)[0]
+        assert torch.equal(row, alone[:vocab])
 
 
 def test_seeds_are_unsigned_64_bit_and_all_different() -> None:
@@ -116,23 +80,34 @@ def test_draws_are_uniform(uniforms: Tensor) -> None:
     assert kolmogorov_smirnov(ascending, ascending) > FALSE_ALARM
 
 
-def test_the_lowest_bits_are_uniform_too(uniforms: Tensor) -> None:
-    words = (uniforms * 2**32).floor().long() & 255
-    counts = words.flatten().bincount(minlength=256).tolist()
-    assert chi_square(counts, [1 / 256] * 256) > FALSE_ALARM
-
-
-def test_noise_follows_the_gumbel_law(draws: Tensor) -> None:
-    ascending = draws.flatten().sort().values
-    assert kolmogorov_smirnov(ascending, (-(-ascending).exp()).exp()) > FALSE_ALARM
-
-
-def test_noise_has_the_mean_and_variance_of_the_law(draws: Tensor) -> None:
+def law_p_values(noise_values: Tensor) -> list[float]:
+    """Of the whole law, of its mean and of its variance."""
+    ascending, n = noise_values.flatten().sort().values, noise_values.numel()
     variance = math.pi**2 / 6
     # The kurtosis of a Gumbel law is 5.4, which sets the spread of a sample variance.
-    spread = variance * math.sqrt((5.4 - 1) / draws.numel())
-    assert abs(float(draws.mean()) - EULER) < Z * math.sqrt(variance / draws.numel())
-    assert abs(float(draws.var()) - variance) < Z * spread
+    spread = variance * math.sqrt((5.4 - 1) / n)
+    return [
+        kolmogorov_smirnov(ascending, (-(-ascending).exp()).exp()),
+        normal_two_sided(float(ascending.mean() - EULER) / math.sqrt(variance / n)),
+        normal_two_sided(float(ascending.var() - variance) / spread),
+    ]
+
+
+def test_noise_follows_the_gumbel_law_with_its_mean_and_variance(draws: Tensor) -> None:
+    assert min(law_p_values(draws)) > FALSE_ALARM
+
+
+WRONG_LAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "of the least instead of the largest": lambda g: 2 * EULER - g,
+    "wider": lambda g: 1.01 * g,
+    "shifted": lambda g: g + 0.01,
+    "with a u of nine bits": lambda g: g.clamp(max=6),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LAWS.values(), ids=WRONG_LAWS)
+def test_another_law_is_found(draws: Tensor, wrong: Callable[[Tensor], Tensor]) -> None:
+    assert min(law_p_values(wrong(draws))) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("lag", [1, 2, 8, 16, 64, 4096])
@@ -145,10 +120,11 @@ def test_neighbouring_positions_are_independent(uniforms: Tensor, lag: int) -> N
     assert pair_p_value(uniforms[:-lag], uniforms[lag:]) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("other", [12346, 12345 + (1 << 32), 12345 ^ (1 << 63)])
+@pytest.mark.parametrize(
+    "other", [12346, 12345 + (1 << 32), 12345 ^ (1 << 63), sequence_seed(12345, 1)]
+)
 def test_neighbouring_seeds_are_independent(uniforms: Tensor, other: int) -> None:
-    words = unsigned(hash_words(keys(other, range(1, 1 + ROWS)), VOCAB))
-    assert pair_p_value(uniforms, (words.double() + 0.5) / 2**32) > FALSE_ALARM
+    assert pair_p_value(uniforms, uniforms_of(other)) > FALSE_ALARM
 
 
 def test_the_winner_of_equal_logits_is_any_token(draws: Tensor) -> None:
@@ -160,8 +136,7 @@ def test_the_winner_of_equal_logits_is_any_token(draws: Tensor) -> None:
 def test_these_tests_find_a_weaker_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     """One word at one round leaves rows that are shifts of each other."""
     monkeypatch.setattr(noise, "_mix", lambda x: x.mul_(-1640531527))
-    words = unsigned(noise.hash_words(keys(12345, range(1, 1 + ROWS)), VOCAB))
-    weak = (words.double() + 0.5) / 2**32
+    weak = uniforms_of(12345)
     assert pair_p_value(weak[:, :-1], weak[:, 1:]) < FALSE_ALARM
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specd.device import probe as probing
 from specd.device.eager import EagerRunner
 from specd.device.probe import probe
+from specd.device.sampler import SampleJob, TorchSampler
 from specd.model.formats import WeightFormat
 from specd.model.linear import Linear
 from tests.support.toy_gguf import build_toy_model
@@ -44,6 +44,13 @@ class DependentLinear:
     def __call__(self, x: Tensor) -> Tensor:
         result = self._inner(x)
         return result * (1 + 2**-7) if self._upset(x.shape[0]) else result
+
+
+class DependentSampler(TorchSampler):
+    """Another token for everyone where several are chosen at once."""
+
+    def sample(self, jobs: Sequence[SampleJob]) -> list[int]:
+        return [token + (len(jobs) > 1) for token in super().sample(jobs)]
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int4"])
@@ -123,12 +130,17 @@ def test_attention_that_depends_on_its_chunk_is_found(
     assert any(finding.startswith("attention:") for finding in probe(runner).findings)
 
 
-def test_a_sampler_that_is_no_function_is_found(
-    runner: EagerRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = iter(range(100))
-    monkeypatch.setattr(probing, "sample", lambda *arguments: torch.tensor(next(calls)))
-    assert any(finding.startswith("sampler:") for finding in probe(runner).findings)
+def test_a_finding_is_one_check(runner: EagerRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = probe(runner).num_checks
+    monkeypatch.setattr("specd.device.probe.same_bits", lambda one, other: False)
+    unsound = probe(runner)
+    assert unsound.num_checks == sound > len(unsound.findings) > 0
+
+
+def test_the_runner_s_own_sampler_is_probed(runner: EagerRunner) -> None:
+    runner.sampler = DependentSampler()
+    findings = probe(runner).findings
+    assert findings and all(finding.startswith("sampler: tokens of") for finding in findings)
 
 
 @pytest.mark.parametrize("num_pages", [1, 2, 3])

@@ -13,18 +13,19 @@ import pytest
 import torch
 
 from specd.device.eager import EagerRunner, packed_buckets
-from specd.engine.step_types import PaddedBatch, RowFault, RowResult, StepResult
+from specd.device.texts import Feeder, Part, Text, random_ids
+from specd.engine.step_types import Choosing, PaddedBatch, RowFault, RowResult, StepResult
 from specd.kv.pages import RESERVED_PAGES, SCRATCH_PAGE
 from tests.support.toy_gguf import build_toy_model
-from tests.unit.device.texts import (
-    KERNELS,
-    Feeder,
-    Part,
-    Text,
-    load_any,
-    load_runner,
-    random_ids,
+from tests.unit.device.batches import (
+    GREEDY,
+    ReadyMasks,
+    batch_of,
+    mask_words,
+    planned,
+    verified,
 )
+from tests.unit.device.texts import KERNELS, AnyRunner, load_any, load_runner
 
 NAN = float("nan")
 POISON = 77  # a token whose embedding is NaN
@@ -134,6 +135,35 @@ def test_a_draft_that_the_model_chokes_on_harms_nobody(feeder: Feeder) -> None:
     while text.left:
         feeder.run([Part(text, 1)])
     assert all(torch.equal(text.logits[at], plain.logits[at]) for at in range(7, 12))
+
+
+def test_a_draft_that_the_model_chokes_on_costs_neither_masks_nor_log_probabilities(
+    feeder: Feeder,
+) -> None:
+    """torch runs such a row again without its draft, and all that was asked for with it."""
+    runner, ids = feeder.runner, healthy(5, seed=5)
+    wanted, found = (
+        runner.step(scored(runner, ids, draft)).rows for draft in ((), (POISON, POISON, 3))
+    )
+    assert found == wanted
+    (result,) = found
+    assert result is not None and result.token_ids == (400,)
+    assert len(result.logprobs) == 1 and len(result.prompt_logprobs) == 4
+
+
+def scored(runner: AnyRunner, ids: list[int], draft: tuple[int, ...]) -> PaddedBatch:
+    """A prompt with its log probabilities, and masks that allow one token."""
+    words = mask_words([[400]] * (len(draft) + 1), 512)
+    choosing = Choosing(GREEDY, top_logprobs=2, masks=ReadyMasks(words))
+    row = planned(ids, 0, choosing=choosing, score_targets=ids[1:], score_top=1)
+    return batch_of([row], [draft], runner.layout)
+
+
+def test_the_draft_above_is_one_that_torch_judges_again(eager: Feeder) -> None:
+    batch = scored(eager.runner, healthy(5, seed=5), (POISON, POISON, 3))
+    assert verified(eager.runner.logits(batch), batch)[0] == RowResult(
+        0, (), fault=RowFault.NOT_FINITE
+    )
 
 
 def test_rejected_drafts_leave_zeros_and_accepted_ones_stay(eager: Feeder) -> None:

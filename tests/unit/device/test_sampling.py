@@ -10,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specd.device.noise import gumbel, key_tensor, key_words
+from specd.device.noise import gumbel, key_tensor
 from specd.device.sampling import nucleus_threshold, sample, truncate
 from specd.engine.params import SamplingParams
+from specd.engine.seeds import key_words
 
 
 def logits(size: int = 200, seed: int = 0, spread: float = 3.0) -> Tensor:

@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 from specd.device.sampling import sample
-from specd.device.verifier import accepted_length, verify
+from specd.device.verifier import accepted_length
 from specd.engine.params import SamplingParams
 from specd.engine.step_types import LayoutSpec, PaddedBatch, PaddedRow, RowFault, RowResult
-from tests.unit.device.batches import GREEDY, PACKED, batch_of, one_row_batch, planned
+from tests.unit.device.batches import (
+    GREEDY,
+    PACKED,
+    batch_of,
+    one_row_batch,
+    planned,
+    verified,
+)
 
 VOCAB = 4  # drafts often agree by chance
 RECTANGLE = LayoutSpec((1, 2, 4, 8, 16, 32, 64), widths=(1, 2, 4, 8), row_buckets=(1, 2, 4, 8))
@@ -78,7 +85,7 @@ def agrees(verifier: Verifier, steps: int = 300) -> bool:
 
 
 def test_the_verifier_agrees_with_the_oracle_on_random_steps() -> None:
-    assert agrees(verify)
+    assert agrees(verified)
 
 
 # --- planted faults ---
@@ -106,13 +113,13 @@ def with_drafts(
 
 def off_by_one(logits: Tensor, batch: PaddedBatch) -> Results:
     """Logits of a draft token checked against the next one."""
-    return verify(logits.roll(-1, 0), batch)
+    return verified(logits.roll(-1, 0), batch)
 
 
 def first_is_free(logits: Tensor, batch: PaddedBatch) -> Results:
     """The first draft token is never verified."""
     results: list[RowResult | None] = []
-    for row, right in zip(batch.rows, verify(logits, batch), strict=True):
+    for row, right in zip(batch.rows, verified(logits, batch), strict=True):
         if right is None or not row.draft or right.accepted:
             results.append(right)
         else:
@@ -135,7 +142,7 @@ def length_by_value(logits: Tensor, batch: PaddedBatch) -> Results:
 
 def accepts_token_zero(logits: Tensor, batch: PaddedBatch) -> Results:
     results: list[RowResult | None] = []
-    for row, right in zip(batch.rows, verify(logits, batch), strict=True):
+    for row, right in zip(batch.rows, verified(logits, batch), strict=True):
         if right is None or right.accepted == row.draft_len or row.draft[right.accepted] != 0:
             results.append(right)
         else:
@@ -146,7 +153,7 @@ def accepts_token_zero(logits: Tensor, batch: PaddedBatch) -> Results:
 
 def bonus_from_the_last_row(logits: Tensor, batch: PaddedBatch) -> Results:
     results: list[RowResult | None] = []
-    for row, right in zip(batch.rows, verify(logits, batch), strict=True):
+    for row, right in zip(batch.rows, verified(logits, batch), strict=True):
         if right is None:
             results.append(None)
         else:
@@ -158,7 +165,7 @@ def bonus_from_the_last_row(logits: Tensor, batch: PaddedBatch) -> Results:
 def counts_matches(logits: Tensor, batch: PaddedBatch) -> Results:
     """Matches behind a mismatch count too."""
     results: list[RowResult | None] = []
-    for row, right in zip(batch.rows, verify(logits, batch), strict=True):
+    for row, right in zip(batch.rows, verified(logits, batch), strict=True):
         if right is None:
             results.append(None)
             continue
@@ -174,7 +181,7 @@ def noise_of_the_row_start(logits: Tensor, batch: PaddedBatch) -> Results:
         replace(row, first_position=0, count=row.draft_len + 1) if row.samples else row
         for row in batch.rows
     )
-    return verify(logits, replace(batch, rows=rows))
+    return verified(logits, replace(batch, rows=rows))
 
 
 @pytest.mark.parametrize(
@@ -204,12 +211,12 @@ def rows_for(tokens: list[int], vocab: int = VOCAB) -> Tensor:
 
 def test_a_genuine_draft_of_token_zero_is_a_draft() -> None:
     batch = one_row_batch(last_position=9, draft=(0, 0, 0))
-    assert verify(rows_for([0, 0, 2, 1]), batch) == (RowResult(2, (0, 0, 2)),)
+    assert verified(rows_for([0, 0, 2, 1]), batch) == (RowResult(2, (0, 0, 2)),)
 
 
 def test_a_fully_accepted_draft_brings_one_token_more() -> None:
     batch = one_row_batch(last_position=9, draft=(3, 1))
-    assert verify(rows_for([3, 1, 2]), batch) == (RowResult(2, (3, 1, 2)),)
+    assert verified(rows_for([3, 1, 2]), batch) == (RowResult(2, (3, 1, 2)),)
 
 
 def test_pads_of_a_rectangle_are_never_accepted() -> None:
@@ -217,14 +224,14 @@ def test_pads_of_a_rectangle_are_never_accepted() -> None:
     batch = batch_of(rows, [(0,), (0, 0, 0, 0)], RECTANGLE)
     assert batch.bucket == "2x8"
     logits = rows_for([0, 0, 0, 0, 0, 0, 0])
-    first, second = verify(logits, batch)
+    first, second = verified(logits, batch)
     assert first == RowResult(1, (0, 0))
     assert second == RowResult(4, (0,) * 5)
 
 
 def test_rows_that_do_not_sample_have_no_result() -> None:
     batch = batch_of([planned([1, 2, 3], 0, samples=False)], [()])
-    assert verify(torch.empty(0, VOCAB), batch) == (None,)
+    assert verified(torch.empty(0, VOCAB), batch) == (None,)
 
 
 def test_a_longer_draft_is_accepted_up_to_its_first_mismatch() -> None:
@@ -249,10 +256,10 @@ def test_a_row_that_is_not_finite_is_flagged_alone(
     rows = [planned([1], position, sampling=sampled(temperature)) for position in (3, 40, 7)]
     batch = batch_of(rows, [(), (), ()])
     logits = rows_for([1, 2, 3])
-    healthy = verify(logits, batch)
+    healthy = verified(logits, batch)
     logits[1, :] = bad if everywhere else logits[1]
     logits[1, 3] = bad
-    found = verify(logits, batch)
+    found = verified(logits, batch)
     assert found[1] == RowResult(0, (), fault=RowFault.NOT_FINITE)
     assert (found[0], found[2]) == (healthy[0], healthy[2])
 
@@ -260,7 +267,7 @@ def test_a_row_that_is_not_finite_is_flagged_alone(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_any_possible_token_is_flagged(temperature: float) -> None:
     batch = one_row_batch(last_position=3, draft=(), sampling=sampled(temperature))
-    (found,) = verify(torch.full((1, VOCAB), float("-inf")), batch)
+    (found,) = verified(torch.full((1, VOCAB), float("-inf")), batch)
     assert found == RowResult(0, (), fault=RowFault.NOT_FINITE)
 
 
@@ -270,12 +277,18 @@ def test_what_lies_behind_a_rejected_draft_is_not_the_request_s_fault(temperatur
     logits = rows_for([1, 2, 3]) * 100
     logits[2] = float("nan")
     batch = one_row_batch(last_position=3, draft=(1, 3), sampling=sampled(temperature))
-    assert verify(logits, batch) == (RowResult(1, (1, 2)),)
+    assert verified(logits, batch) == (RowResult(1, (1, 2)),)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_lies_behind_an_accepted_draft_is_flagged(temperature: float) -> None:
+def test_what_lies_behind_an_accepted_draft_is_flagged_as_without_a_draft(
+    temperature: float,
+) -> None:
+    """The tokens before it come first: this step takes them, and the next begins with the NaN."""
     logits = rows_for([1, 2, 3]) * 100
     logits[2] = float("nan")
-    batch = one_row_batch(last_position=3, draft=(1, 2), sampling=sampled(temperature))
-    assert verify(logits, batch) == (RowResult(0, (), fault=RowFault.NOT_FINITE),)
+    sampling = sampled(temperature)
+    batch = one_row_batch(last_position=3, draft=(1, 2), sampling=sampling)
+    assert verified(logits, batch) == (RowResult(1, (1, 2)),)
+    batch = one_row_batch(last_position=5, draft=(), sampling=sampling)
+    assert verified(logits[2:], batch) == (RowResult(0, (), fault=RowFault.NOT_FINITE),)

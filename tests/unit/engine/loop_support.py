@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ import anyio
 from drafters.contract import Drafter
 from specd.engine.drafting import Drafting
 from specd.engine.facts import EngineStatistics, ModelFacts
+from specd.engine.generation import EndCause
 from specd.engine.loop import Engine
-from specd.engine.request import EndCause, Request
+from specd.engine.request import Request
 from specd.engine.scheduler import Limits
 from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult
 from tests.support.drafters import PATIENCE_S, Recorder
@@ -56,7 +58,7 @@ class Room:
 
     def start(self, request: Request) -> asyncio.Task[Answer]:
         """Submit a request and read it beside the test."""
-        self.engine.submit(request)
+        self.engine.submit(request.generation)
         self.readers.append(asyncio.create_task(_read(request)))
         return self.readers[-1]
 
@@ -85,27 +87,39 @@ class Room:
 
 
 async def _read(request: Request) -> Answer:
-    answer = await read_all(request.mailbox)
-    assert not answer.cut or request.end_cause is EndCause.CANCELLED, "a stream without an end"
+    answer = await read_all(request.generation.mailbox)
+    assert not answer.cut or request.generation.end_cause is EndCause.CANCELLED, (
+        "a stream without an end"
+    )
     return answer
 
 
 def expected(request: Request, model: NullModel = MODEL) -> list[int]:
     """The ids that a fresh request gets, whatever else happens in the daemon."""
-    seed = request.params.sampling.seed
-    ids = model.continuation(seed, request.tokens, request.output.tokens_left)
     stop = request.params.stop
     ends = set(stop.stop_token_ids) | (set() if stop.ignore_eos else toy_tokenizer().eos_ids)
+    ids = _continuation(request, model, request.output.tokens_left)
     for index, token in enumerate(ids):
         if token in ends:
             return ids[: index + 1]
     return ids
 
 
+def _continuation(request: Request, model: NullModel, num_tokens: int) -> list[int]:
+    sampling, stop = request.params.sampling, request.params.stop
+    return model.continuation(
+        sampling.seed,
+        request.tokens,
+        num_tokens,
+        penalises=sampling.penalises,
+        banned=request.output.ending_ids(),
+        num_banned=stop.min_new_tokens,
+    )
+
+
 def whole_text(request: Request, model: NullModel = MODEL) -> list[int]:
     """Prompt and answer of a fresh request, and what the model would say behind its end."""
-    prompt = list(request.tokens)
-    return prompt + model.continuation(request.params.sampling.seed, prompt, 150)
+    return request.tokens + _continuation(request, model, 150)
 
 
 def mixed_requests(
@@ -135,6 +149,7 @@ async def engine_room(
     max_rows: int = 4,
     max_positions: int = 64,
     max_waiting: int = 100,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> AsyncIterator[Room]:
     """Run an engine; on leaving it is idle, owns nothing, and broke no promise to its device."""
     device = CheckedDevice(model, layout, num_pages=num_pages)
@@ -146,6 +161,7 @@ async def engine_room(
         num_pages=num_pages,
         limits=Limits(max_rows, max_positions),
         max_waiting=max_waiting,
+        clock=clock,
     )
     running = asyncio.create_task(engine.run())
     room = Room(engine, device, running)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from drafters.contract import Drafter
 from specd.engine.book import Book
 from specd.engine.drafting import Drafting
-from specd.engine.events import Delta, Event, Finished, FinishReason, SequenceFinished, Usage
+from specd.engine.events import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    SequenceFinished,
+    Started,
+    Usage,
+)
+from specd.engine.facts import ModelFacts
+from specd.engine.generation import EndCause
 from specd.engine.mailbox import EndOfEvents
 from specd.engine.output import Ending
-from specd.engine.request import EndCause, Request
+from specd.engine.request import Request
 from specd.errors import (
     DuplicateRequest,
     NotServing,
@@ -24,6 +36,8 @@ from tests.support.drafters import InlineDrafter
 from tests.support.requests import make_request
 
 ENDING = Ending(FinishReason.MAX_TOKENS)
+FACTS = ModelFacts("m", 512, "f")
+STARTED = Started("a", "m", 3, 0, 0, 1.5, "f", (0,))
 
 
 class Desk:
@@ -34,18 +48,23 @@ class Desk:
         drafters: dict[str, Drafter] = {"d": self.drafter}
         self.drafting = Drafting(drafters)
         self.book = Book(
-            self.drafting, num_pages=num_pages, max_rows=max_rows, max_waiting=max_waiting
+            self.drafting,
+            FACTS,
+            num_pages=num_pages,
+            max_rows=max_rows,
+            max_waiting=max_waiting,
+            clock=lambda: 1.5,
         )
 
     def submitted(self, name: str, prompt: int = 3) -> Request:
         request = make_request(name, [1] * prompt, drafters=("d",))
-        self.book.submit(request)
+        self.book.submit(request.generation)
         return request
 
     def running(self, name: str) -> Request:
         """A request that runs, with a page and one answer token."""
         request = self.submitted(name)
-        assert self.book.admit(request)
+        self.book.admit(request)
         self.book.pages.grow(request.pages, request.known)
         request.output.push(97)
         request.tokens.append(97)
@@ -63,20 +82,18 @@ class Desk:
 def events_of(request: Request) -> list[Event]:
     """What its reader gets; raises what ended the stream unless it ended cleanly."""
     events: list[Event] = []
-    while True:
-        try:
-            event = request.mailbox.get_nowait()
-        except EndOfEvents:
-            return events
-        assert event is not None, "the stream has no end"
-        events.append(event)
+    with suppress(EndOfEvents):
+        while (event := request.generation.mailbox.get_nowait()) is not None:
+            events.append(event)
+        raise AssertionError("the stream has no end")
+    return events
 
 
 def test_a_submitted_request_waits_and_owns_nothing() -> None:
     desk = Desk()
     request = desk.submitted("a")
     assert list(desk.book.waiting) == [request]
-    assert desk.book.find("a") is request
+    assert desk.book.find("a") is request.generation
     assert (desk.book.slots_used, desk.drafting.sessions) == (0, 0)
 
 
@@ -115,7 +132,7 @@ def test_a_refusal_changes_nothing(name: str) -> None:
     first = desk.submitted("a")
     with pytest.raises(RequestRefused):
         desk.submitted(name)
-    assert desk.book.live() == [first]
+    assert desk.book.live() == [first.generation]
     assert list(desk.book.waiting) == [first]
 
 
@@ -154,8 +171,10 @@ def test_a_resumed_request_is_no_new_one_to_its_reader_and_its_drafters() -> Non
     desk = Desk()
     request = desk.running("a")
     desk.book.preempt(request)
-    assert not desk.book.admit(request)
-    assert desk.drafter.heard_of("a") == ["begin"]
+    desk.book.admit(request)
+    desk.book.finish(request, ENDING)
+    assert [type(event) for event in events_of(request)] == [Started, SequenceFinished, Finished]
+    assert desk.drafter.heard_of("a") == ["begin", "end"]
 
 
 def test_a_finished_stream_ends_with_its_reason_and_its_counts() -> None:
@@ -163,8 +182,9 @@ def test_a_finished_stream_ends_with_its_reason_and_its_counts() -> None:
     request = desk.running("a")
     desk.book.finish(request, Ending(FinishReason.STOP_STRING, matched_string="x"))
     assert events_of(request) == [
+        STARTED,
         SequenceFinished(FinishReason.STOP_STRING, None, "x"),
-        Finished(Usage(3, 0, 1), request.tally.frozen()),
+        Finished(Usage(3, 0, 1), request.generation.tally.frozen()),
     ]
     assert desk.drafter.events[-1] == ("end", "a", "finished")
     desk.assert_nothing_left()
@@ -173,7 +193,7 @@ def test_a_finished_stream_ends_with_its_reason_and_its_counts() -> None:
 def test_a_failed_stream_ends_with_its_error() -> None:
     desk = Desk()
     request = desk.running("a")
-    desk.book.fail(request, StepFailed())
+    desk.book.fail(request.generation, StepFailed())
     with pytest.raises(StepFailed):
         events_of(request)
     assert desk.drafter.events[-1] == ("end", "a", "failed")
@@ -183,7 +203,7 @@ def test_a_failed_stream_ends_with_its_error() -> None:
 def test_a_request_that_waits_can_fail() -> None:
     desk = Desk()
     request = desk.submitted("a")
-    desk.book.fail(request, StepFailed())
+    desk.book.fail(request.generation, StepFailed())
     with pytest.raises(StepFailed):
         events_of(request)
     assert desk.drafter.events == []
@@ -193,15 +213,16 @@ def test_a_request_that_waits_can_fail() -> None:
 def test_an_aborted_stream_ends_cleanly_with_the_text_that_was_held_back() -> None:
     desk = Desk()
     request = make_request("a", stop_strings=("abc",))
-    desk.book.submit(request)
+    desk.book.submit(request.generation)
     desk.book.admit(request)
     request.output.push(97)
-    request.end_cause = EndCause.ABORTED
+    request.generation.end_cause = EndCause.ABORTED
     desk.book.drop_ended()
     assert events_of(request) == [
+        STARTED,
         Delta("a", (), 1),
         SequenceFinished(FinishReason.ABORTED),
-        Finished(Usage(3, 0, 1), request.tally.frozen()),
+        Finished(Usage(3, 0, 1), request.generation.tally.frozen()),
     ]
     desk.assert_nothing_left()
 
@@ -213,11 +234,12 @@ def test_whoever_is_ended_from_outside_owns_nothing(state: str, cause: EndCause)
     request = desk.submitted("a") if state == "waiting" else desk.running("a")
     if state == "preempted":
         desk.book.preempt(request)
-    request.end_cause = cause
+    request.generation.end_cause = cause
     desk.book.drop_ended()
     kinds = [type(event) for event in events_of(request)]
     clean = [SequenceFinished, Finished] if cause is EndCause.ABORTED else []
-    assert [kind for kind in kinds if kind is not Delta] == clean
+    began = state != "waiting" or cause is EndCause.ABORTED
+    assert [kind for kind in kinds if kind is not Delta] == [Started] * began + clean
     heard = [] if state == "waiting" else ["begin", "end"]
     assert desk.drafter.heard_of("a") == heard
     desk.assert_nothing_left()
@@ -227,7 +249,7 @@ def test_ending_one_request_leaves_the_others() -> None:
     desk = Desk(max_rows=3)
     a, b = desk.running("req-1"), desk.running("req-10")
     pages = list(b.pages)
-    a.end_cause = EndCause.ABORTED
+    a.generation.end_cause = EndCause.ABORTED
     desk.book.drop_ended()
     assert (desk.book.running, b.pages) == ([b], pages)
     desk.book.check_integrity()
@@ -238,11 +260,11 @@ def test_a_request_ends_once() -> None:
     request = desk.running("a")
     desk.book.finish(request, ENDING)
     successor = desk.running("a")
-    desk.book.fail(request, StepFailed())
-    request.end_cause = EndCause.CANCELLED
+    desk.book.fail(request.generation, StepFailed())
+    request.generation.end_cause = EndCause.CANCELLED
     desk.book.drop_ended()
-    assert desk.book.live() == [successor]
-    assert len(events_of(request)) == 2
+    assert desk.book.live() == [successor.generation]
+    assert len(events_of(request)) == 3
     assert desk.drafting.sessions == 1
 
 

@@ -196,9 +196,9 @@ async def test_a_reader_that_comes_late_gets_the_same_stream() -> None:
     prompt, late = make_request("prompt", ignore_eos=True), make_request("late", ignore_eos=True)
     async with engine_room() as room:
         first = await room.answer(prompt)
-        room.engine.submit(late)
+        room.engine.submit(late.generation)
         await room.engine.wait_idle()
-        second = await read_all(late.mailbox)
+        second = await read_all(late.generation.mailbox)
     assert (len(first.deltas), len(second.deltas)) == (8, 1)
     assert (second.token_ids, second.text) == (first.token_ids, first.text)
     assert len(second.deltas[0].steps) == 8

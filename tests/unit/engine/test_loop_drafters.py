@@ -172,7 +172,7 @@ async def test_a_drafter_hears_why_a_request_ended() -> None:
 
     def meddle() -> None:
         room.engine.abort("aborted")
-        room.engine.cancel(requests["cancelled"])
+        room.engine.cancel(requests["cancelled"].generation)
         room.device.poisoned.add("failed")
 
     async with engine_room({"w": watcher}) as room:

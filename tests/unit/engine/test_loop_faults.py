@@ -57,7 +57,7 @@ async def test_streams_that_are_cut_at_random_do_not_change_the_others(seed: int
             if room.engine.abort(victim.request_id):
                 ended[victim.request_id].add("aborted")
         else:
-            room.engine.cancel(victim)
+            room.engine.cancel(victim.generation)
             ended[victim.request_id].add("cancelled")
 
     layout = luck.choice([PACKED, RECTANGLE])
@@ -85,8 +85,8 @@ def check_survival(answer: Answer, right: list[int], ended: set[str]) -> None:
 async def test_a_cancelled_stream_delivers_nothing_more_and_its_place_is_free_again() -> None:
     gone = endless("gone")
     async with engine_room(max_rows=1) as room:
-        room.during_step(3, lambda: room.engine.cancel(gone))
-        room.engine.submit(gone)
+        room.during_step(3, lambda: room.engine.cancel(gone.generation))
+        room.engine.submit(gone.generation)
         waiting = make_request("next")
         answer = await room.answer(waiting)
         assert gone.output.num_tokens == 2
@@ -98,7 +98,7 @@ async def test_cancelling_a_request_that_has_ended_is_harmless() -> None:
     first = make_request("a")
     async with engine_room() as room:
         await room.answer(first)
-        room.engine.cancel(first)
+        room.engine.cancel(first.generation)
         answer = await room.answer(make_request("a"))
     assert answer.token_ids == expected(make_request("a"))
 
@@ -108,7 +108,7 @@ async def test_an_abort_behind_a_cancel_delivers_nothing_either() -> None:
     gone = endless("gone")
 
     def both() -> None:
-        room.engine.cancel(gone)
+        room.engine.cancel(gone.generation)
         assert room.engine.abort("gone")
 
     async with engine_room() as room:
@@ -123,7 +123,7 @@ async def test_waiting_for_idleness_waits_for_a_request_that_came_after_an_idle_
         await room.answer(make_request("first"))
         await room.engine.wait_idle()
         second = make_request("second")
-        room.engine.submit(second)
+        room.engine.submit(second.generation)
         await room.engine.wait_idle()
         assert second.output.tokens_left == 0
 
@@ -183,7 +183,7 @@ async def test_a_request_can_end_while_it_waits(way: str) -> None:
         if way == "abort":
             assert room.engine.abort("waits")
         else:
-            room.engine.cancel(waits)
+            room.engine.cancel(waits.generation)
         answer = await asyncio.wait_for(waiting, PATIENCE_S)
         assert not stream.done()
         room.engine.abort("runs")
@@ -203,12 +203,12 @@ async def test_a_request_can_end_while_it_waits_after_preemption() -> None:
 
         async def cancel_when_preempted(batch: PaddedBatch) -> None:
             if young.admitted and young.slot is None:
-                room.engine.cancel(young)
+                room.engine.cancel(young.generation)
 
         room.device.during = cancel_when_preempted
         answers = await room.answers([old, young])
     assert answers[0].token_ids == right
-    assert young.end_cause is not None
+    assert young.generation.end_cause is not None
 
 
 @pytest.mark.asyncio
@@ -217,7 +217,7 @@ async def test_the_same_prompt_again_after_a_cancel_mid_step_equals_a_fresh_one(
     right = expected(again)
     oracle = OracleDrafter([whole_text(again)])
     async with engine_room({"o": oracle}) as room:
-        room.during_step(5, lambda: room.engine.cancel(first))
+        room.during_step(5, lambda: room.engine.cancel(first.generation))
         await room.answer(first)
         answer = await room.answer(again)
     assert answer.token_ids == right
@@ -230,7 +230,7 @@ async def test_an_engine_that_stops_ends_every_stream_with_not_serving() -> None
         room.during_step(3, room.running.cancel)
         answers = await asyncio.wait_for(asyncio.gather(*streams), PATIENCE_S)
         with pytest.raises(NotServing):
-            room.engine.submit(make_request("late"))
+            room.engine.submit(make_request("late").generation)
         await asyncio.wait_for(room.engine.wait_idle(), PATIENCE_S)
     assert [type(answer.error) for answer in answers] == [NotServing, NotServing]
 
@@ -243,7 +243,7 @@ async def test_a_draining_engine_refuses_new_requests_and_finishes_the_others() 
         stream = room.start(request)
         room.engine.refuse_new("draining")
         with pytest.raises(NotServing, match="draining"):
-            room.engine.submit(make_request("b"))
+            room.engine.submit(make_request("b").generation)
         await room.engine.wait_idle()
         assert (await stream).token_ids == right
 
@@ -266,7 +266,7 @@ async def test_a_request_beyond_the_queue_is_refused_and_the_others_live() -> No
     async with engine_room(max_rows=2, max_waiting=2) as room:
         streams = [room.start(request) for request in requests]
         with pytest.raises(QueueFull):
-            room.engine.submit(make_request("e"))
+            room.engine.submit(make_request("e").generation)
         answers = await asyncio.gather(*streams)
         again = await room.answer(make_request("e"))
     assert [answer.token_ids for answer in answers] == right
@@ -281,7 +281,7 @@ async def test_an_id_in_use_is_refused_and_its_stream_goes_on() -> None:
 
     def again() -> None:
         with pytest.raises(DuplicateRequest) as raised:
-            room.engine.submit(make_request("a"))
+            room.engine.submit(make_request("a").generation)
         refused.append(raised.value)
 
     async with engine_room() as room:
@@ -295,4 +295,4 @@ async def test_an_id_in_use_is_refused_and_its_stream_goes_on() -> None:
 async def test_a_prompt_larger_than_the_pool_is_refused_at_once() -> None:
     async with engine_room(num_pages=1) as room:
         with pytest.raises(OutOfPages):
-            room.engine.submit(make_request("a", [1] * PAGE_SIZE))
+            room.engine.submit(make_request("a", [1] * PAGE_SIZE).generation)

@@ -64,7 +64,7 @@ async def test_a_lost_device_ends_every_stream_and_the_loop() -> None:
         with pytest.raises(DeviceLost, match="the device is gone"):
             await room.running
         with pytest.raises(NotServing, match="the device is lost"):
-            room.engine.submit(make_request("later"))
+            room.engine.submit(make_request("later").generation)
     assert [type(answer.error) for answer in answers] == [StepFailed, StepFailed, NotServing]
     assert str(answers[2].error) == "not serving: the device is lost"
 

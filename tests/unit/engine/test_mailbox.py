@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,26 +21,29 @@ from specd.engine.events import (
     Started,
     Usage,
 )
-from specd.engine.mailbox import EndOfEvents, Mailbox, merge
+from specd.engine.mailbox import MAX_MERGED, EndOfEvents, Mailbox, merge
 from specd.engine.params import OutputParams
+from specd.engine.step_types import TokenLogprob
 from specd.engine.tally import Tally
 from specd.errors import StepFailed
-from specd.server.listener import MAX_MESSAGE_BYTES
+from specd.server.message_sizes import MAX_MESSAGE_BYTES
 from specd.server.wire import response_from
 from tests.support.requests import read_all
 
-STARTED = Started("a", "m", 3, 0, 0, 0.0, "f")
+STARTED = Started("a", "m", 3, 0, 0, 0.0, "f", (0,))
 SEQUENCE = SequenceFinished(FinishReason.EOS_TOKEN)
 EVERYTHING = OutputParams(
-    text=True, token_ids=True, skip_special_tokens=True, speculation_steps=True
+    text=True, token_ids=True, skip_special_tokens=True, speculation_steps=True, top_logprobs=20
 )
 
 
-def delta(number: int, size: int = 1) -> Delta:
-    """The run that brings the count to `number` tokens."""
+def delta(number: int, size: int = 1, sequence: int = 0) -> Delta:
+    """The run that brings the count of its sequence to `number` tokens."""
     ids = tuple(range(number - size, number))
     step = SpeculationStep("d", size, size - 1)
-    return Delta("".join(f"{token}," for token in ids), ids, number, (step,))
+    logprobs = tuple(TokenLogprob(token, -0.5 * token, 1) for token in ids)
+    text = "".join(f"{token}," for token in ids)
+    return Delta(text, ids, number, (step,), sequence, logprobs)
 
 
 def drain(box: Mailbox) -> list[Event]:
@@ -64,6 +69,7 @@ def test_unread_deltas_come_out_as_one() -> None:
         token_ids=(0, 1, 2, 3),
         num_completion_tokens=4,
         steps=(SpeculationStep("d", 1, 0), SpeculationStep("d", 3, 2)),
+        logprobs=tuple(TokenLogprob(token, -0.5 * token, 1) for token in range(4)),
     )
     assert box.statistics() == (0, 1)
 
@@ -199,6 +205,72 @@ def test_however_slow_the_reader_the_deltas_joined_are_the_whole(
     deltas = [event for event in taken if isinstance(event, Delta)]
     assert not written or merge(deltas) == merge(written)
     assert box.statistics() == (0, len(written) - len(deltas))
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    writes=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40),
+    ended=st.sets(st.integers(0, 3)),
+)
+def test_sequences_join_however_they_alternate_and_each_keeps_its_order(
+    writes: list[tuple[int, bool]], ended: set[int]
+) -> None:
+    box = Mailbox()
+    box.put_nowait(STARTED)
+    written: dict[int, list[Event]] = {sequence: [] for sequence in range(4)}
+    taken = list[Event]()
+    for sequence, read in writes:
+        event = delta(len(written[sequence]) + 1, sequence=sequence)
+        written[sequence].append(event)
+        box.put_nowait(event)
+        if read:
+            taken += drain(box)
+    for sequence in sorted(ended):
+        written[sequence].append(SequenceFinished(FinishReason.EOS_TOKEN, sequence_index=sequence))
+        box.put_nowait(written[sequence][-1])
+    box.put_nowait(Finished(Usage(3, 0, 1), Tally().frozen()))
+    last = drain(box)
+    taken += last
+    assert taken[0] is STARTED
+    assert isinstance(taken[-1], Finished)
+    for sequence, events in written.items():
+        own = [one for one in taken if not isinstance(one, Started | Finished)]
+        own = [one for one in own if one.sequence_index == sequence]
+        assert joined(own) == joined(events)
+        assert sum(isinstance(one, Delta) and one in last for one in own) <= 1
+
+
+def joined(events: Sequence[Event]) -> list[Event]:
+    """All deltas as one, and what stood behind them."""
+    deltas = [event for event in events if isinstance(event, Delta)]
+    behind = [event for event in events if not isinstance(event, Delta)]
+    assert not behind or list(events[-1:]) == behind
+    return [merge(deltas), *behind] if deltas else [*behind]
+
+
+def test_readers_that_are_behind_hear_of_every_sequence_in_turn() -> None:
+    box = Mailbox()
+    long = Delta("x" * MAX_MERGED, (1,), 1)
+    for index in range(9):
+        box.put_nowait(replace(long, sequence_index=index % 3, num_completion_tokens=index))
+    told = [(event.sequence_index, event.num_completion_tokens) for event in deltas_of(box)]
+    assert told == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5), (0, 6), (1, 7), (2, 8)]
+
+
+def deltas_of(box: Mailbox) -> list[Delta]:
+    return [event for event in drain(box) if isinstance(event, Delta)]
+
+
+def test_log_probabilities_count_for_the_size_of_a_message() -> None:
+    box = Mailbox()
+    best = tuple((60_000 + n, -0.25 * n) for n in range(20))
+    event = Delta("", (60_000,), 1, logprobs=(TokenLogprob(60_000, -0.25, 1, best),))
+    for _ in range(20_000):
+        box.put_nowait(event)
+    taken = deltas_of(box)
+    sizes = [response_from(event, EVERYTHING).ByteSize() for event in taken]
+    assert sum(sizes) > MAX_MESSAGE_BYTES > 4 * max(sizes)
+    assert sum(len(event.logprobs) for event in taken) == 20_000
 
 
 def test_no_number_of_unread_deltas_makes_one_that_is_larger_than_a_message_may_be() -> None:

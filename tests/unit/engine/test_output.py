@@ -156,6 +156,46 @@ def test_a_stop_one_token_beyond_the_budget_is_never_seen() -> None:
     assert outcome == Outcome([A, B], "ab", Ending(FinishReason.MAX_TOKENS))
 
 
+@pytest.mark.parametrize(("minimum", "ends_at"), [(0, 2), (1, 2), (2, 4), (3, 4), (4, None)])
+def test_a_stop_string_counts_where_its_last_token_is_beyond_the_first_min_new_tokens(
+    minimum: int, ends_at: int | None
+) -> None:
+    output = make_output(stop_strings=("ab",), min_new_tokens=minimum)
+    outcome = run(output, [A, B, A, B, C])
+    assert len(outcome.token_ids) == (ends_at or 5)
+    assert outcome.text == ("abab" + "c" if ends_at is None else "abab"[: ends_at - 2])
+
+
+def test_a_stop_string_may_begin_inside_one_that_came_too_early_to_count() -> None:
+    output = make_output(stop_strings=("aa",), min_new_tokens=2, include_stop_string=True)
+    assert run(output, [A, A, A, A]) == Outcome(
+        [A, A, A], "aaa", Ending(FinishReason.STOP_STRING, None, "aa")
+    )
+
+
+def test_what_cannot_be_chosen_before_min_new_tokens_is_what_ends_a_generation() -> None:
+    ends = sorted(toy_tokenizer().eos_ids)
+    output = make_output(min_new_tokens=3, stop_token_ids={B, ends[0]})
+    assert output.ending_ids() == (B, *ends)
+    assert output.num_endless == 3
+    run(output, [A, A])
+    assert output.num_endless == 1
+    run(output, [A, A])
+    assert output.num_endless == 0
+
+
+def test_with_ignore_eos_end_tokens_can_be_chosen_at_once_unless_they_are_stop_tokens() -> None:
+    assert make_output(ignore_eos=True, min_new_tokens=3).ending_ids() == ()
+    output = make_output(ignore_eos=True, min_new_tokens=3, stop_token_ids={EOS_ID})
+    assert output.ending_ids() == (EOS_ID,)
+    assert run(make_output(ignore_eos=True, min_new_tokens=3), [A, EOS_ID, B]).ending is None
+
+
+def test_min_new_tokens_does_not_hold_up_the_length_limits() -> None:
+    outcome = run(make_output(context_left=2, min_new_tokens=9), [A, B, C])
+    assert outcome == Outcome([A, B], "ab", Ending(FinishReason.CONTEXT_LENGTH))
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 9])
 def test_exactly_max_new_tokens_come_out(limit: int) -> None:
     output = make_output(max_new_tokens=limit)
@@ -245,6 +285,7 @@ IDS = st.lists(
     stop_token_ids=st.sets(st.sampled_from([A, C, EOS_ID, 226]), max_size=1),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     max_new_tokens=st.one_of(st.none(), st.integers(1, 25)),
+    min_new_tokens=st.integers(0, 9),
 )
 def test_the_grouping_into_runs_changes_nothing(
     ids: list[int],
@@ -253,6 +294,7 @@ def test_the_grouping_into_runs_changes_nothing(
     stop_token_ids: set[int],
     flags: tuple[bool, bool, bool],
     max_new_tokens: int | None,
+    min_new_tokens: int,
 ) -> None:
     def fresh() -> Output:
         return make_output(
@@ -262,6 +304,7 @@ def test_the_grouping_into_runs_changes_nothing(
             include_stop_string=flags[1],
             skip_special=flags[2],
             max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
         )
 
     assert run(fresh(), ids, sizes) == run(fresh(), ids)

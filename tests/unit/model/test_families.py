@@ -17,19 +17,11 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from specd.device.texts import Feeder, Part, Text, differing, random_chunks, random_ids
 from specd.errors import ModelFileError
 from tests.support.toy_gguf import build_toy_model
 from tests.support.transformers_twin import transformers_twin
-from tests.unit.device.texts import (
-    Feeder,
-    Part,
-    Text,
-    differing,
-    load_runner,
-    random_chunks,
-    random_ids,
-    torch_threads,
-)
+from tests.unit.device.texts import load_runner, torch_threads
 
 LENGTH = 300  # a window below 45 skips the first 128 positions at the end
 VOCAB = 300

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specd.cli.main import main
+from specd.device.texts import Feeder, Part, Text, random_ids
 from specd.errors import ModelFileError
 from specd.model.arch import config_from_gguf
 from specd.model.inspection import groups, inspect
@@ -29,7 +30,7 @@ from tests.support.toy_folder import (
     twin_folder,
 )
 from tests.support.toy_gguf import build_toy_model
-from tests.unit.device.texts import Feeder, Part, Text, load_runner, random_ids, torch_threads
+from tests.unit.device.texts import load_runner, torch_threads
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 ARCHITECTURES = {

@@ -45,6 +45,59 @@ def test_scanning_equals_searching_the_whole_text(
     assert run(tokens, stops, include=include) == oracle(tokens, stops, include=include)
 
 
+def run_late(tokens: list[str], stops: list[str], first: int, include: bool) -> tuple[str, object]:
+    """As `run`, where matches that the first tokens complete do not count."""
+    scanner = TextStops(stops, include=include)
+    shown = ""
+    for index, token in enumerate(tokens):
+        scan = scanner.push(token, counts=index >= first)
+        shown += scan.text
+        if scan.matched is not None:
+            return shown, scan.matched
+    return shown + scanner.flush(), None
+
+
+def oracle_late(
+    tokens: list[str], stops: list[str], first: int, include: bool
+) -> tuple[str, object]:
+    """The same from the whole text, whatever a match shares with one that did not count."""
+    text = ""
+    for index, token in enumerate(tokens):
+        before, text = len(text), text + token
+        ends = range(before + 1, len(text) + 1) if index >= first else ()
+        found = [
+            (end - len(s), -len(s), s) for end in ends for s in stops if text[:end].endswith(s)
+        ]
+        if found:
+            start, _, stop = min(found)
+            return text[: start + len(stop) if include else start], stop
+    return text, None
+
+
+@given(tokens=TOKENS, stops=STOPS, first=st.integers(0, 12), include=st.booleans())
+@example(tokens=["a", "a", "a"], stops=["aa"], first=2, include=False)
+@example(tokens=["ab", "ab"], stops=["ab"], first=1, include=False)
+@example(tokens=["aabaa", "b"], stops=["aab"], first=1, include=True)
+@example(tokens=["abc", "ab", "d"], stops=["abc", "bcabd"], first=2, include=False)
+def test_scanning_goes_on_behind_a_match_that_does_not_count(
+    tokens: list[str], stops: list[str], first: int, include: bool
+) -> None:
+    found = run_late(tokens, stops, first, include)
+    assert found == oracle_late(tokens, stops, first, include)
+
+
+@given(tokens=TOKENS, stops=STOPS)
+def test_a_match_that_does_not_count_is_not_held_back(tokens: list[str], stops: list[str]) -> None:
+    scanner = TextStops(stops, include=False)
+    shown, text = "", ""
+    for token in tokens:
+        text += token
+        shown += scanner.push(token, counts=False).text
+        begun = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        ends = [text[place:] for place in range(len(text))]
+        assert text[len(shown) :] == max((e for e in ends if e in begun), key=len, default="")
+
+
 @given(tokens=TOKENS, stops=STOPS)
 def test_only_a_true_prefix_of_a_stop_string_is_held(tokens: list[str], stops: list[str]) -> None:
     scanner = TextStops(stops, include=False)

@@ -452,7 +452,7 @@ class Delta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """Log probabilities of `token_ids`, one each, where asked for."""
+        """Log probabilities, one per new token, where asked for; `token_ids` need not be."""
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationStep]:
@@ -596,7 +596,7 @@ class GeneratedSequence(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """Log probabilities of `token_ids`, one each, where asked for."""
+        """Log probabilities, one per token, where asked for; `token_ids` need not be."""
 
     @_builtins.property
     def finish(self) -> Global___SequenceFinished:

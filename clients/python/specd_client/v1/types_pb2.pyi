@@ -263,7 +263,7 @@ class SamplingParams(_message.Message):
     """
     repetition_penalty: _builtins.float
     """Logits of tokens that the prompt or the answer holds are divided by this where they are above 0
-    and multiplied where they are below. In (0, 100]. Default 1 (off).
+    and multiplied where they are below. In [0.01, 100]. Default 1 (off).
     """
     presence_penalty: _builtins.float
     """Subtracted from the logits of tokens that the answer holds. In [-100, 100]. Default 0 (off)."""
@@ -358,8 +358,8 @@ class StopParams(_message.Message):
     """New tokens at most, at least 1. Default: up to the end of the context."""
     min_new_tokens: _builtins.int
     """Before so many new tokens, end tokens and stop tokens cannot be chosen and stop strings do not
-    count. At most `max_new_tokens`; refused beside `structure`, which decides its own end.
-    Default 0.
+    count. At most `max_new_tokens` and below the context length; refused beside `structure`,
+    which decides its own end. Default 0.
     """
     ignore_eos: _builtins.bool
     """Whether the model's own end tokens are ordinary tokens. True is refused beside `structure`.
@@ -429,11 +429,13 @@ class OutputParams(_message.Message):
     """Whether deltas carry token ids. Default false."""
     top_logprobs: _builtins.int
     """Alternatives to list per generated token, at most 20. 0 lists none and gives the log
-    probability and rank of the token itself. Default: no log probabilities.
+    probability and rank of the token itself. Generate takes no more than fit its one message.
+    Default: no log probabilities.
     """
     prompt_logprobs: _builtins.int
     """Alternatives to list per prompt token, at most 20; they come in `Started`, behind the
-    computation of the whole prompt. 0 lists none. Default: no log probabilities.
+    computation of the whole prompt, and are refused where they may not fit it. 0 lists none.
+    Default: no log probabilities.
     """
     logprob_basis: Global___LogprobBasis.ValueType
     """Which distribution the log probabilities of generated tokens are of. Those of the prompt are
@@ -576,7 +578,7 @@ class Choices(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The answers, 1 to 1,024, none empty, none twice."""
+        """The answers, 1 to 1,024 of together at most 256 KiB, none empty, none twice."""
 
     def __init__(
         self,
@@ -594,7 +596,8 @@ Global___Choices: _TypeAlias = Choices  # noqa: Y015
 @_typing.final
 class StructureParams(_message.Message):
     """A form that the answer must have. The answer ends where the form is complete and the model
-    chooses its end token; a length limit or a stop may end it before.
+    chooses its end token; a length limit or a stop may end it before. A text is not empty and has at
+    most 256 KiB.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
