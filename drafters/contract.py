@@ -18,6 +18,7 @@ Rules of the full form:
 * `observe` tells every committed token exactly once and in order, after `begin` told the prompt:
   the committed text only grows, so a drafter never has to take anything back, unless it moved
   its own state along with its proposals; `accepted` says how many of its last draft were right.
+* A call for several sequences is as many requests to a drafter, each with an id of its own.
 * `begin`, `observe` and `end` are plain methods and return at once.
 * Where calls run: a class with `inline = True` promises to answer within microseconds and is
   called on the event loop; an `async def propose` is awaited there; any other plain `propose`

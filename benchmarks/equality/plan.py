@@ -1,8 +1,8 @@
 """Which cells there are, and which of them run together.
 
-A cell is one value of each axis. Cells of one arithmetic and one company are dealt into groups; a
-group too small for its company is filled up with other cells of the same arithmetic, whose streams
-are compared like all others.
+A cell is one value of each axis, the model included. Cells of one model, one arithmetic and one
+company are dealt into groups; a group too small for its company is filled up with other cells of
+the same model and arithmetic, whose streams are compared like all others.
 Invariant: equal choices give equal groups, so a cell can be run again in the company it had.
 """
 
@@ -39,6 +39,7 @@ class Cell:
     company: str
     sampling: str
     arithmetic: str
+    model: str
 
     def __str__(self) -> str:
         return "/".join(self.values)
@@ -46,7 +47,8 @@ class Cell:
     @property
     def values(self) -> tuple[str, ...]:
         """In the order of the axes."""
-        return (self.prompt, self.drafter, self.company, self.sampling, self.arithmetic)
+        drafted = (self.prompt, self.drafter, self.company, self.sampling)
+        return (*drafted, self.arithmetic, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Group:
     number: int
     cells: tuple[Cell, ...]
     fillers: tuple[Cell, ...] = ()
+
+    @property
+    def model(self) -> str:
+        return self.cells[0].model
 
     @property
     def arithmetic(self) -> str:
@@ -70,16 +76,17 @@ class Group:
         return (*self.cells, *self.fillers)
 
     def __str__(self) -> str:
-        return f"{self.arithmetic}/{self.company}/{self.number}"
+        return f"{self.model}/{self.arithmetic}/{self.company}/{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run of one model shall cover. number: another one gives other seeds and neighbours.
+    """What is to be covered. number: another one gives other seeds, rows and neighbours.
 
-    only: the values of axes that are left, where not all are.
+    models: names without a slash. only: the values of axes that are left, where not all are.
     """
 
+    models: tuple[str, ...]
     cells: Cells
     number: int
     num_tokens: int
@@ -87,10 +94,10 @@ class Plan:
 
     @property
     def axes(self) -> Axes:
-        return dict(AXES) | dict(self.only)
+        return dict(AXES) | dict(self.only) | {"model": self.models}
 
     def flags(self) -> str:
-        """What makes this plan on the command line."""
+        """What makes this plan on the command line, but for the models."""
         words = ["--cells", self.cells, "--number", str(self.number)]
         words += ["--tokens", str(self.num_tokens)]
         for axis, values in self.only:
@@ -103,17 +110,17 @@ class Plan:
         return int.from_bytes(hashlib.sha256(name).digest()[:8], "big")
 
     def groups(self) -> list[Group]:
-        """All groups: arithmetic by arithmetic, those with enough memory first."""
-        by_place: dict[tuple[str, str], list[Cell]] = {}
-        by_arithmetic: dict[str, list[Cell]] = {}
+        """All groups: daemon by daemon, those with enough memory first."""
+        by_place: dict[tuple[str, str, str], list[Cell]] = {}
+        by_daemon: dict[tuple[str, str], list[Cell]] = {}
         for cell in self._cells():
-            by_place.setdefault((cell.arithmetic, cell.company), []).append(cell)
-            by_arithmetic.setdefault(cell.arithmetic, []).append(cell)
-        order = sorted(by_place, key=self._order)
+            daemon = (cell.model, cell.arithmetic)
+            by_place.setdefault((*daemon, cell.company), []).append(cell)
+            by_daemon.setdefault(daemon, []).append(cell)
         return [
             group
-            for place in order
-            for group in _dealt(by_place[place], by_arithmetic[place[0]], COMPANIES[place[1]].size)
+            for place in sorted(by_place, key=self._order)
+            for group in _dealt(by_place[place], by_daemon[place[:2]], COMPANIES[place[2]].size)
         ]
 
     def _cells(self) -> list[Cell]:
@@ -129,10 +136,11 @@ class Plan:
         chance = random.Random(self.number)
         return {axis: chance.sample(values, len(values)) for axis, values in self.axes.items()}
 
-    def _order(self, place: tuple[str, str]) -> tuple[int, bool, int]:
-        arithmetic, company = place
+    def _order(self, place: tuple[str, str, str]) -> tuple[int, int, bool, int]:
+        model, arithmetic, company = place
         axes = self.axes
         return (
+            self.models.index(model),
             axes["arithmetic"].index(arithmetic),
             COMPANIES[company].is_tight,
             axes["company"].index(company),

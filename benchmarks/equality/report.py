@@ -6,6 +6,7 @@ counted as missing, and a value whose sign never showed is named.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.equality.axes import COMPANIES, DRAFTERS
-from benchmarks.equality.plan import AXES, Cell, Group, Plan
+from benchmarks.equality.plan import Cell, Group, Plan
 from benchmarks.equality.state import Difference, Result, Tally
 from benchmarks.equality.totals import Totals
 
@@ -24,10 +25,10 @@ COMMAND = "python -m benchmarks.equality"
 
 
 @dataclass(slots=True)
-class ModelReport:
-    """One model: the groups of its plan, and the results of those that ran."""
+class PlanReport:
+    """The groups of a plan, and the results of those that ran. models: as the caller named them."""
 
-    model: str
+    models: Sequence[str]
     plan: Plan
     groups: Sequence[Group]
     results: Mapping[str, Result]
@@ -76,7 +77,7 @@ class ModelReport:
     def _shown(self) -> list[dict[str, str]]:
         """The first differences, each with the command that runs its cell again in its company."""
         found = [(result, one) for result in self.results.values() for one in result.differences]
-        again = f"{COMMAND} --models {self.model} {self.plan.flags()} --cell"
+        again = f"{COMMAND} --models {shlex.join(self.models)} {self.plan.flags()} --cell"
         # A stream that was there for company is no cell of its own there: its group is named.
         return [
             {
@@ -91,7 +92,7 @@ class ModelReport:
         """All of it."""
         missing = self.missing
         return {
-            "model": self.model,
+            "models": list(self.models),
             "plan": self.plan.flags(),
             "cells": sum(len(group.cells) for group in self.groups),
             "cells_not_run": len(missing),
@@ -108,16 +109,21 @@ class ModelReport:
 
     def _by_value(self) -> dict[str, dict[str, list[int]]]:
         """Cells that ran and cells in all, by axis and value."""
-        ran = _counted(cell for group in self.groups if str(group) in self.results
-                       for cell in group.cells)  # fmt: skip
-        wanted = _counted(cell for group in self.groups for cell in group.cells)
+        done = (group for group in self.groups if str(group) in self.results)
+        ran = self._counted(done)
+        wanted = self._counted(self.groups)
         return {
             axis: {value: [ran[axis, value], wanted[axis, value]] for value in values}
             for axis, values in self.plan.axes.items()
         }
 
+    def _counted(self, groups: Iterable[Group]) -> Counter[tuple[str, str]]:
+        axes = self.plan.axes
+        cells = (cell for group in groups for cell in group.cells)
+        return Counter(place for cell in cells for place in zip(axes, cell.values, strict=True))
 
-def show(reports: Sequence[ModelReport], totals: Totals | None, console: Console) -> None:
+
+def show(reports: Sequence[PlanReport], totals: Totals | None, console: Console) -> None:
     """Print tables, what is missing, and how to see each difference again."""
     for report in reports:
         document = report.document()
@@ -133,12 +139,8 @@ def show(reports: Sequence[ModelReport], totals: Totals | None, console: Console
         )
 
 
-def _counted(cells: Iterable[Cell]) -> Counter[tuple[str, str]]:
-    return Counter(place for cell in cells for place in zip(AXES, cell.values, strict=True))
-
-
 def _values_table(document: Mapping[str, Any]) -> Table:
-    table = Table(title=f"{document['model']}: cells that ran, of all", box=None)
+    table = Table(title=f"{', '.join(document['models'])}: cells that ran, of all", box=None)
     for axis in document["by_value"]:
         table.add_column(axis)
     columns = [
@@ -150,7 +152,7 @@ def _values_table(document: Mapping[str, Any]) -> Table:
     return table
 
 
-def _drafters_table(report: ModelReport) -> Table:
+def _drafters_table(report: PlanReport) -> Table:
     table = Table(title="what the drafters did, neighbours included", box=None)
     for column in ("drafter", *Tally.__slots__):
         table.add_column(column, justify="left" if column == "drafter" else "right")
@@ -159,13 +161,14 @@ def _drafters_table(report: ModelReport) -> Table:
     return table
 
 
-def _lines(report: ModelReport, document: Mapping[str, Any]) -> list[str]:
+def _lines(report: PlanReport, document: Mapping[str, Any]) -> list[str]:
     ran = document["cells"] - document["cells_not_run"]
     lines = [
-        f"{report.model}: {ran} of {document['cells']} cells in {document['seconds']} s; compared "
-        f"{document['streams']} streams, {document['tokens']} tokens, {document['scores']} log "
-        f"probabilities; {document['left']} left early, {document['recomputed']} positions "
-        f"recomputed, {document['cached']} cached: {document['differences']} differences"
+        f"{', '.join(report.models)}: {ran} of {document['cells']} cells in "
+        f"{document['seconds']} s, {document['left']} streams left early, "
+        f"{document['recomputed']} positions recomputed, {document['cached']} cached",
+        f"compared {document['streams']} streams, {document['tokens']} tokens, "
+        f"{document['scores']} log probabilities: {document['differences']} differences",
     ]
     lines += [f"  not run: {name}" for name in document["not_run"]]
     if document["cells_not_run"] > _MAX_SHOWN:

@@ -55,8 +55,8 @@ class Result:
     that were found in a cache.
     """
 
-    model: str
     group: str
+    model: str
     company: str
     cells: list[str]
     streams: int = 0
@@ -89,8 +89,8 @@ class State:
         self._path = path
         self._key = hashlib.sha256(f"{about}/{sources()}".encode()).hexdigest()[:16]
         self.plain: dict[tuple[str, ...], tuple[str, list[Answer]]] = {}
-        self.results: dict[tuple[str, str], Result] = {}
-        self._recorded: set[tuple[str, str]] = set()
+        self.results: dict[str, Result] = {}
+        self._recorded: set[str] = set()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             text = path.read_text() if path.exists() else ""
@@ -114,12 +114,11 @@ class State:
 
     def unrecorded(self) -> list[Result]:
         """Results that no record counts yet."""
-        places = self.results.keys() - self._recorded
-        return [self.results[place] for place in sorted(places)]
+        return [self.results[group] for group in sorted(self.results.keys() - self._recorded)]
 
     def add_recorded(self, results: Sequence[Result]) -> None:
         """Remember that a record counts these."""
-        self._add({"recorded": [[result.model, result.group] for result in results]})
+        self._add({"recorded": [result.group for result in results]})
 
     def _add(self, line: dict[str, Any]) -> None:
         text = json.dumps({"key": self._key} | line)
@@ -137,9 +136,8 @@ class State:
             self.plain[tuple(place)] = (line["fingerprint"], answers)
         elif told := line.get("result"):
             result = Result.from_json(told)
-            self.results[result.model, result.group] = result
-        for model, group in line.get("recorded", ()):
-            self._recorded.add((model, group))
+            self.results[result.group] = result
+        self._recorded.update(line.get("recorded", ()))
 
 
 def sources() -> str:

@@ -185,7 +185,7 @@ class Trial:
     async def _play(self, client: Client, group: Group) -> Result:
         """Run a group and compare all its streams. Raises DaemonGone."""
         cells = [str(cell) for cell in group.cells]
-        result = Result(self._subject.name, str(group), group.company, cells)
+        result = Result(str(group), group.model, group.company, cells)
         began_s, computed = time.monotonic(), 0
 
         async def play(

@@ -151,13 +151,14 @@ def _table(checks: list[dict[str, Any]]) -> Table:
     table = Table(box=None)
     table.add_column("")
     table.add_column("compared", overflow="fold")
-    table.add_column("how many", justify="right", no_wrap=True)
-    table.add_column("different", justify="right", no_wrap=True)
+    for title in ("how many", "drafts kept", "different"):
+        table.add_column(title, justify="right", no_wrap=True)
     last = None
     for check in checks:
         part = "" if check["part"] == last else check["part"]
         amount = f"{check['compared']:,} {check['unit']}"
-        table.add_row(part, Text(check["name"]), amount, f"{check['differences']:,}")
+        kept = f"{check['kept']:,} of {check['drafted']:,}" if check["drafted"] else ""
+        table.add_row(part, Text(check["name"]), amount, kept, f"{check['differences']:,}")
         last = check["part"]
     return table
 

@@ -82,6 +82,15 @@ class Answer:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answers of one engine, by case, and its draft tokens: verified, and kept of these."""
+
+    answers: Mapping[str, Answer]
+    drafted: int
+    kept: int
+
+
 class Answers:
     """The answers that a warm model gives to some cases, and comparisons with them."""
 
@@ -105,7 +114,7 @@ class Answers:
             "random lengths": Knowing(self._texts, ragged(vocab, rng)),
             **guests,
         }
-        self._wanted: dict[str, Answer] = {}
+        self._wanted: Mapping[str, Answer] = {}
 
     async def compare(self) -> AsyncIterator[Finding]:
         """Every drafter and none, alone, together, and with too few pages for all.
@@ -113,7 +122,7 @@ class Answers:
         Raises:
             RequestFailed: the model answers nothing that could be compared.
         """
-        self._wanted = await self._one_by_one(self._cases, None)
+        self._wanted = (await self._one_by_one(self._cases, None)).answers
         for case in self._cases:
             if (failure := self._wanted[case.name].failure) is not None:
                 raise RequestFailed(f"{case.name}: {failure}")
@@ -128,11 +137,12 @@ class Answers:
             short = await self._together(drafter, self._few_pages())
             yield self._finding(f"{name}: together, short of pages", short)
 
-    async def _one_by_one(self, cases: Sequence[Case], drafter: str | None) -> dict[str, Answer]:
+    async def _one_by_one(self, cases: Sequence[Case], drafter: str | None) -> Outcome:
         async with self._engine(self._booted.num_pages) as engine:
-            return {case.name: await self._answer(engine, case, drafter) for case in cases}
+            found = {case.name: await self._answer(engine, case, drafter) for case in cases}
+        return _outcome(engine, found)
 
-    async def _together(self, drafter: str | None, num_pages: int) -> dict[str, Answer]:
+    async def _together(self, drafter: str | None, num_pages: int) -> Outcome:
         found: dict[str, Answer] = {}
 
         async def one(case: Case) -> None:
@@ -141,7 +151,7 @@ class Answers:
         async with self._engine(num_pages) as engine, anyio.create_task_group() as tasks:
             for case in self._cases:
                 tasks.start_soon(one, case)
-        return found
+        return _outcome(engine, found)
 
     def _few_pages(self) -> int:
         """Enough for the prompts of all, and for the longest text; too few for all texts.
@@ -208,17 +218,22 @@ class Answers:
             arrived_s=time.perf_counter(),
         )
 
-    def _finding(self, name: str, answers: Mapping[str, Answer]) -> Finding:
-        different = [
-            case
-            for case in self._cases
-            if case.name in answers and answers[case.name] != self._wanted[case.name]
-        ]
-        first = None
-        if different:
-            case = different[0]
-            first = _first(case, answers[case.name], self._wanted[case.name])
-        return Finding("tokens", name, len(answers), "answers", len(different), first)
+    def _finding(self, name: str, outcome: Outcome) -> Finding:
+        first, differences = None, 0
+        for case in self._cases:
+            answer, wanted = outcome.answers.get(case.name), self._wanted[case.name]
+            if answer is not None and answer != wanted:
+                first = first or _first(case, answer, wanted)
+                differences += 1
+        return Finding(
+            "tokens", name, len(outcome.answers), "answers", differences, first,
+            outcome.drafted, outcome.kept,
+        )  # fmt: skip
+
+
+def _outcome(engine: Engine, answers: Mapping[str, Answer]) -> Outcome:
+    drafted = sum(engine.verified_by_drafter.values())
+    return Outcome(answers, drafted, sum(engine.accepted_by_drafter.values()))
 
 
 def _first(case: Case, found: Answer, wanted: Answer) -> str:

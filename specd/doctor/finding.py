@@ -17,7 +17,7 @@ class Finding:
     """One kind of comparison.
 
     compared: how many times, of what `unit` says. first: a sentence on the first difference, None
-    where there is none.
+    where there is none. drafted, kept: draft tokens that were verified, and that were right.
     """
 
     part: Part
@@ -26,6 +26,8 @@ class Finding:
     unit: str
     differences: int
     first: str | None = None
+    drafted: int = 0
+    kept: int = 0
 
 
 def joined(findings: Iterable[Finding]) -> list[Finding]:
@@ -43,4 +45,6 @@ def _sum(one: Finding, other: Finding) -> Finding:
         compared=one.compared + other.compared,
         differences=one.differences + other.differences,
         first=one.first or other.first,
+        drafted=one.drafted + other.drafted,
+        kept=one.kept + other.kept,
     )

@@ -16,7 +16,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Counts at this moment; all but `steps` are zero when nothing runs."""
+    """Counts at this moment; all but `steps` are zero when nothing runs.
+
+    running, waiting: sequences, each of which is a request to the engine.
+    """
 
     steps: int
     running: int

@@ -29,6 +29,7 @@ class TokenizerBridge:
 
     library: what matchers are made with. vocab_size: rows of logits. num_words: 32-bit words of a
     mask. end_ids: ids that end an answer.
+    special_ids: those, and control tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -37,6 +38,7 @@ class TokenizerBridge:
         self.vocab_size = vocab_size
         self.num_words = -(-vocab_size // 32)
         self.end_ids = tokenizer.eos_ids
+        self.special_ids = self.end_ids.union(filter(tokenizer.is_special, range(vocab_size)))
         self._tokenizer = tokenizer
         self._longest = _LONGEST_TOKENS * tokenizer.longest_token_bytes
         self._adds_space = tokenizer.adds_space
@@ -85,7 +87,7 @@ class _Told(TokenizerWrapper):
         ids = range(bridge.vocab_size)
         self.is_tokenizer_wrapper = True
         self.tokens = tuple(map(tokenizer.token_bytes, ids))
-        self.special_token_ids = sorted(bridge.end_ids.union(filter(tokenizer.is_special, ids)))
+        self.special_token_ids = sorted(bridge.special_ids)
         self.eos_token_id = min(bridge.end_ids)
         self.bos_token_id = None
         self._bridge = bridge

@@ -1,15 +1,15 @@
 """From a grammar to a matcher that has told its first mask, or to the reason why there is none.
 
-Knows the library's limits, which bound every compile and every step of a matcher; knows no threads.
-On two cores the worst texts of 256 KiB that were found took 0.3 s to compile. Matchers are not kept
-for the next request: a typical schema compiles in 0.6 ms, and the library's copies of a matcher
-share one lexer, with its memory, its lock, its fuel and its errors.
+Knows the library's limits, which bound the steps of a matcher; `judge.py` is what bounds a compile.
+Matchers are not kept for the next request: a typical schema compiles in 0.6 ms, and copies of a
+matcher share one lexer, with its memory, its lock, its fuel and its errors.
 Invariant: whatever the text is, the caller gets a matcher or an InvalidField that says why not.
 """
 
 from __future__ import annotations
 
 import re
+from typing import TypedDict
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -29,18 +29,33 @@ _MAX_STATES = 50_000
 # Items of a row are alternatives that are open at once. An ambiguous grammar pays for each pair:
 # with the library's 2,000, `s: s s | "a"` took 0.7 s a step, with 500 it fails after 20 ms.
 # A JSON object has four for each property that may come next, and is never so ambiguous.
-_MAX_ITEMS = {"lark": 500}
+_MAX_LARK_ITEMS = 500
+
+
+class Limits(TypedDict, total=False):
+    """Those of the library's limits that are not its own choice."""
+
+    max_lexer_states: int
+    max_items_in_row: int
+
+
+def limits_of(params: StructureParams) -> Limits:
+    """What bounds a structure of this kind."""
+    limits = Limits(max_lexer_states=_MAX_STATES)
+    if params.kind == "lark":
+        limits["max_items_in_row"] = _MAX_LARK_ITEMS
+    return limits
 
 
 def compiled(params: StructureParams, bridge: TokenizerBridge) -> LLMatcher:
-    """A fresh matcher. Raises InvalidField: no grammar, too complex, or nothing can begin it."""
+    """A fresh matcher. Raises InvalidField: no grammar, too complex, or nothing can begin it.
+
+    The time it takes is not bounded for a grammar that was not tried out before.
+    """
     _check_spelling(params, bridge)
-    limits = LLParserLimits(
-        max_lexer_states=_MAX_STATES,
-        max_items_in_row=_MAX_ITEMS.get(params.kind),
-        verbose_errors=False,
-    )
-    matcher = LLMatcher(bridge.library, grammar_of(params), log_level=0, limits=limits)
+    grammar = grammar_of(params)
+    limits = LLParserLimits(verbose_errors=False, **limits_of(params))
+    matcher = LLMatcher(bridge.library, grammar, log_level=0, limits=limits)
     problem = error_of(matcher)
     if problem is None and (problem := fill(matcher, np.zeros(bridge.num_words, np.uint32))):
         problem = f"no answer can have this form: {problem}"

@@ -2,9 +2,10 @@
 
 Knows committed tokens and drafts; nothing of requests, steps or logits. A draft is tried on copies
 of the matcher, which cost 2 us and are thrown away: the library's own rollback fails after an
-error, and where rules count tokens. Copies share a lexer, in which one that is driven too far can
-break the others. So an error of the matcher counts only if a fresh one, told the committed tokens
-alone, has it too: what a request gets never depends on what was drafted.
+error and where rules count tokens, and where rules name token ids the masks behind it are wrong.
+Copies share a lexer, in which one that is driven too far can break the others. So an error of the
+matcher counts only if a fresh one, told the committed tokens alone, has it too: what a request gets
+never depends on what was drafted.
 
 Threads: the loop owns a `SequenceStructure`. Only `masks` hands it away, to a thread that computes
 beside the forward pass. It comes back before the loop looks at it again: the device thread waits
@@ -67,9 +68,7 @@ class SequenceStructure:
         length = next((place for place, token in enumerate(draft) if token in ends), len(draft))
         if length == 0 or self._matcher is None:
             return ()
-        trial = self._matcher.deep_copy()
-        legal = trial.validate_tokens(list(draft[:length]))
-        return () if trial.is_error() else tuple(draft[:legal])
+        return tuple(draft[: self._matcher.validate_tokens(list(draft[:length]))])
 
     def forced(self, budget: int) -> list[int]:
         """At most `budget` tokens that come next for certain, then such as most likely do.

@@ -1,37 +1,44 @@
 """Where structures are made: off the event loop, a bounded amount at a time.
 
-Knows threads, patience and room; the rest of the package knows what is done there. A compile that
-takes too long is left behind, and ends by the library's limits; the others go on beside it.
+A structure that is new is tried out in a process first, which may take seconds; then its matchers
+are made here, in milliseconds. Each has a thread, so that what is known never waits behind what may
+be a trap.
 Invariant: what is alive is bounded in bytes of text, whoever has gone meanwhile, and work that
 nobody waits for is not begun.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 import anyio
-from llguidance import LLMatcher
 
 from specd.engine.params import StructureParams
 from specd.errors import InvalidField, TooManyStructures
 from specd.structure.bridge import TokenizerBridge
-from specd.structure.compiling import compiled
+from specd.structure.compiling import compiled, limits_of
 from specd.structure.drafter import GrammarDrafter
-from specd.structure.grammar import field_of
+from specd.structure.grammar import field_of, grammar_of
+from specd.structure.judge import Judge, TooCostly
 from specd.structure.matching import SequenceStructure
 from specd.text.tokenizer import Tokenizer
 from specd.threads import DedicatedThread
 
-# Ten times what the worst text takes that was found.
-PATIENCE_S = 3.0
+T = TypeVar("T")
+
+# Two that are killed may stand before one that is fine.
+PATIENCE_S = 8.0
 # The text of all live sequences together, and something for each of them. A matcher takes 100 KB,
 # and 20 to 40 bytes for each byte of a long text.
 MAX_LIVE_BYTES = 2 * 1024 * 1024
 BYTES_PER_SEQUENCE = 1024
-_NUM_COMPILERS = 2
+MAX_JUDGED = 1024
 _NUM_MASKERS = 2
 
 
@@ -46,13 +53,16 @@ class Workshop:
         max_live_bytes: int = MAX_LIVE_BYTES,
     ) -> None:
         self._bridge: TokenizerBridge | None = None  # stays so where the model has no end token
+        self._judge: Judge | None = None
         self._drafter = drafter
         self._patience_s = patience_s
         self._max_live_bytes = max_live_bytes
         self._live_bytes = 0
-        self._compilers = [
-            DedicatedThread(f"specd-structure-{number}") for number in range(_NUM_COMPILERS)
-        ]
+        # What was tried out, by digest: why it is too costly, or None. The latest is last.
+        self._judged: OrderedDict[str, str | None] = OrderedDict()
+        self._trial = anyio.Lock()
+        self._trying = DedicatedThread("specd-structure-trial")
+        self._compiling = DedicatedThread("specd-structure")
         self._maskers = ThreadPoolExecutor(_NUM_MASKERS, "specd-masks")
 
     @property
@@ -64,7 +74,8 @@ class Workshop:
         """Learn the model's tokens; the event loop stands still for a part of it."""
         if tokenizer.eos_ids:
             make_bridge = partial(TokenizerBridge, tokenizer, vocab_size)
-            self._bridge = await self._compilers[0].call(make_bridge)
+            self._bridge = await self._compiling.call(make_bridge)
+            self._judge = Judge(self._bridge)
 
     async def make(self, params: StructureParams, count: int) -> list[SequenceStructure]:
         """The structures of `count` sequences; each has to be closed.
@@ -79,11 +90,17 @@ class Workshop:
         if self._live_bytes and self._live_bytes + each * count > self._max_live_bytes:
             raise TooManyStructures
         self._live_bytes += each * count
-        make_matcher = partial(compiled, params, self._bridge)
         try:
-            matchers = await self._compile(make_matcher, params, count)
-        except BaseException:
+            with anyio.fail_after(self._patience_s):
+                await self._try_out(params)
+                make_matcher = partial(compiled, params, self._bridge)
+                matchers = await _wanted(
+                    self._compiling, lambda: [make_matcher() for _ in range(count)]
+                )
+        except BaseException as error:
             self._live_bytes -= each * count
+            if isinstance(error, TimeoutError):
+                raise TooManyStructures from None
             raise
         return [
             SequenceStructure(
@@ -99,32 +116,58 @@ class Workshop:
 
     def close(self) -> None:
         """Take no more work; what runs is left behind."""
-        for thread in self._compilers:
+        if self._judge is not None:
+            self._trying.post(self._judge.close)
+        for thread in (self._trying, self._compiling):
             thread.close(0)
         self._maskers.shutdown(wait=False)
 
-    async def _compile(
-        self, make_matcher: Callable[[], LLMatcher], params: StructureParams, count: int
-    ) -> list[LLMatcher]:
-        is_wanted, has_begun = True, False
+    async def _try_out(self, params: StructureParams) -> None:
+        """Raise InvalidField for what is no grammar or too costly a one."""
+        order = await _wanted(self._compiling, partial(_order, params))
+        digest = hashlib.sha256(order.encode()).hexdigest()
+        if digest not in self._judged:
+            async with self._trial:  # another may be at the same one
+                if digest not in self._judged:
+                    await self._judge_new(digest, order)
+        self._judged.move_to_end(digest)
+        problem = self._judged[digest]
+        if problem is not None:
+            raise InvalidField(field_of(params), problem)
 
-        def work() -> list[LLMatcher]:
-            nonlocal has_begun
-            has_begun = is_wanted
-            return [make_matcher() for _ in range(count if is_wanted else 0)]
-
-        try:
-            with anyio.fail_after(self._patience_s):
-                thread = min(self._compilers, key=lambda thread: thread.backlog)
-                return await thread.call(work)
-        except TimeoutError:
-            if not has_begun:
-                raise TooManyStructures from None
-            raise InvalidField(
-                field_of(params), f"takes more than {self._patience_s:g} s to compile"
-            ) from None
-        finally:
-            is_wanted = False
+    async def _judge_new(self, digest: str, order: str) -> None:
+        assert self._judge is not None
+        self._judged[digest] = await self._trying.call(partial(_problem, self._judge, order))
+        if len(self._judged) > MAX_JUDGED:
+            self._judged.popitem(last=False)
 
     def _release(self, num_bytes: int) -> None:
         self._live_bytes -= num_bytes
+
+
+def _order(params: StructureParams) -> str:
+    return json.dumps({"grammar": grammar_of(params), "limits": limits_of(params)})
+
+
+def _problem(judge: Judge, order: str) -> str | None:
+    """Why a grammar is too costly, None if it is not."""
+    try:
+        judge.check(order)
+    except TooCostly as error:
+        return str(error)
+    return None
+
+
+async def _wanted(thread: DedicatedThread, work: Callable[[], T]) -> T:
+    """Let a thread do it, unless nobody waits for it any more when its turn comes."""
+    is_wanted = True
+
+    def begin() -> T:
+        if not is_wanted:
+            raise TimeoutError
+        return work()
+
+    try:
+        return await thread.call(begin)
+    finally:
+        is_wanted = False

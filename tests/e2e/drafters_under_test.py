@@ -58,6 +58,26 @@ class WrongOne(Replay):
         return [[wrong(token) for token in self.right(row, 1)] for row in batch]
 
 
+class Grammatical(Replay):
+    """Goes on as another recorded answer did behind the same token: legal there, and wrong here."""
+
+    def begin(self, request_id: str, prompt: Sequence[int], sampling: SamplingHint) -> None:
+        super().begin(request_id, prompt, sampling)
+        self._start = len(prompt)
+
+    def propose(self, batch: Sequence[DraftContext], budgets: Sequence[int]) -> Any:
+        return [self._elsewhere(row, budget) for row, budget in zip(batch, budgets, strict=True)]
+
+    def _elsewhere(self, row: DraftContext, size: int) -> list[int]:
+        known, right = list(row.tokens), self.right(row, 1)
+        for text in self._texts[row.request_id]:
+            for place in range(self._start + 1, len(text)):
+                draft = text[place : place + size]
+                if text[place - 1] == known[-1] and draft[:1] != right:
+                    return draft
+        return []
+
+
 class Running(Replay):
     """Right; has a program of its own print the answer."""
 
@@ -211,6 +231,7 @@ _KINDS: dict[str, Callable[[], Drafter]] = {
     "two": Two,
     "wrong": Wrong,
     "wrong_one": WrongOne,
+    "grammatical": Grammatical,
     "ragged": Ragged,
     "running": Running,
     "forking": lambda: Multiprocessing("fork"),

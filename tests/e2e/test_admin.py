@@ -149,7 +149,8 @@ async def test_drafters_are_listed_and_those_of_the_settings_stay(daemon: Daemon
     async with admin(daemon) as operator:
         listed = await operator.ListDrafters(admin_pb2.ListDraftersRequest())
         assert [(d.name, d.kind, d.registered) for d in listed.drafters] == [
-            ("ngram", "ngram", False)
+            ("grammar", "grammar", False),
+            ("ngram", "ngram", False),
         ]
         gone = await operator.DeregisterDrafter(admin_pb2.DeregisterDrafterRequest(name="other"))
         assert not gone.found

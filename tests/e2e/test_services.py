@@ -42,7 +42,8 @@ async def test_get_model_describes_the_file(daemon: Daemon, toy: Path) -> None:
     assert len(model.tokenizer_fingerprint) == 64
     assert model.has_chat_template
     assert model.default_sampling.HasField("temperature")
-    assert list(model.drafters) == list(model.default_drafters) == ["ngram"]
+    assert list(model.drafters) == ["grammar", "ngram"]
+    assert list(model.default_drafters) == ["ngram"]
     assert model.max_draft_tokens > 0
 
 

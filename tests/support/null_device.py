@@ -1,6 +1,7 @@
 """A device without a model: its next token is a pure function of (seed, position, tokens before).
 
-Where a request penalises, the counts that its row carries decide too; what is banned is not chosen.
+Where a request penalises, the counts that its row carries decide too; what is banned, or not
+allowed by a mask, is not chosen.
 Log probabilities are such functions as well, of the tokens before and the token alone.
 
 It keeps a fake KV cache of what was written to each slot and computes from what it reads there
@@ -27,6 +28,7 @@ from specd.engine.step_types import (
     SeenTokens,
     StepResult,
     TokenLogprob,
+    Words,
 )
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES, SCRATCH_PAGE, pages_for
 
@@ -87,9 +89,18 @@ class NullModel:
         return digest
 
     def choose(
-        self, seed: int, position: int, digest: int, salt: int = 0, banned: Sequence[int] = ()
+        self,
+        seed: int,
+        position: int,
+        digest: int,
+        salt: int = 0,
+        banned: Sequence[int] = (),
+        allowed: Sequence[int] | None = None,
     ) -> int:
+        """`allowed`: the only ids that may be chosen, ascending; None for all."""
         value = mix(mix(seed + 1) ^ mix(position + FACTOR) ^ digest ^ (mix(salt) if salt else 0))
+        if allowed is not None:
+            return allowed[value % len(allowed)]
         while (token := self._token_of(value)) in banned:
             value = mix(value + FACTOR)
         return token
@@ -219,12 +230,15 @@ class NullDevice:
             return RowResult(accepted=0, token_ids=(), fault=RowFault.NOT_FINITE)
         if not row.samples:
             return RowResult(0, (), prompt_logprobs=scores) if scores else None
-        found, logprobs = self._sample(row, text, base)
+        masks = None if row.choosing.masks is None else row.choosing.masks.result()
+        if masks is not None and not masks[0].any():
+            return RowResult(accepted=0, token_ids=(), fault=RowFault.NO_MASK)
+        found, logprobs = self._sample(row, text, base, masks)
         self._computed[row.request_id] = base + len(found) - 1
         return RowResult(len(found) - 1, found, logprobs, scores)
 
     def _sample(
-        self, row: PaddedRow, text: list[int], base: int
+        self, row: PaddedRow, text: list[int], base: int, masks: Words | None
     ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Tokens up to the first that no draft token equals; as many log probabilities, or none."""
         choosing, model = row.choosing, self.model
@@ -232,7 +246,9 @@ class NullDevice:
         found, logprobs = list[int](), list[TokenLogprob]()
         for position in range(base, len(text) + 1):
             banned = choosing.banned if len(found) < choosing.num_banned else ()
-            found.append(model.choose(choosing.sampling.seed, position, digest, salt, banned))
+            allowed = None if masks is None else ids_of(masks[len(found)])
+            seed = choosing.sampling.seed
+            found.append(model.choose(seed, position, digest, salt, banned, allowed))
             if choosing.top_logprobs is not None:
                 logprobs.append(model.logprob(digest, found[-1], choosing.top_logprobs))
             if position == len(text) or text[position] != found[-1]:
@@ -247,6 +263,13 @@ class NullDevice:
             digest = self.model.digest([token], digest)
             scores.append(self.model.logprob(digest, target, row.score_top))
         return tuple(scores)
+
+
+def ids_of(mask: Words) -> list[int]:
+    """What a mask allows, in ascending order."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    found: list[int] = np.flatnonzero(bits).tolist()
+    return found
 
 
 def _salt(seen: SeenTokens | None, text: list[int]) -> int:

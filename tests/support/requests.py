@@ -23,6 +23,7 @@ from specd.engine.params import (
 from specd.engine.request import Request
 from specd.engine.step_types import TokenLogprob
 from specd.errors import SpecdError
+from specd.structure.matching import SequenceStructure
 from specd.text.tokenizer import Tokenizer
 from tests.support.toy_gguf import END_OF_TEXT, IM_END, IM_START, tokenizer_metadata, toy_vocabulary
 
@@ -56,11 +57,13 @@ def make_request(
     include_stop: bool = False,
     min_new_tokens: int = 0,
     num_sequences: int = 1,
+    structures: Sequence[SequenceStructure] = (),
     **more: Any,
 ) -> Request:
     """The first request of a generation that nobody has submitted.
 
-    `more`: any other field of SamplingParams and OutputParams.
+    `structures`: one for each sequence, or none. `more`: any other field of SamplingParams and
+    OutputParams.
     """
     output = {name: more.pop(name) for name in OUTPUT_FIELDS & more.keys()}
     params = GenerationParams(
@@ -78,7 +81,13 @@ def make_request(
         num_sequences=num_sequences,
     )
     generation = generation_of(
-        request_id, params, prompt, toy_tokenizer(), context_left=context_left, arrived_s=0.0
+        request_id,
+        params,
+        prompt,
+        toy_tokenizer(),
+        context_left=context_left,
+        arrived_s=0.0,
+        structures=structures,
     )
     return generation.sequences[0]
 

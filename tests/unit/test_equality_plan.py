@@ -35,46 +35,52 @@ def test_rows_have_every_pair_of_values_whatever_the_axes(sizes: list[int]) -> N
     assert len(rows) <= len(list(product(*axes.values())))
 
 
+@pytest.mark.parametrize("models", [("toy",), ("a", "b", "c")])
 @pytest.mark.parametrize("number", [0, 1, 7])
-def test_the_pairs_of_every_plan_are_all_pairs_of_all_axes(number: int) -> None:
-    rows = cells_of(Plan("pairs", number, 24))
-    assert {pair for row in rows for pair in pairs_of(row)} == set(all_pairs(AXES))
+def test_the_pairs_of_every_plan_are_all_pairs_of_all_axes(
+    number: int, models: tuple[str, ...]
+) -> None:
+    rows = cells_of(Plan(models, "pairs", number, 24))
+    axes = {**AXES, "model": models}
+    assert {pair for row in rows for pair in pairs_of(row)} == set(all_pairs(axes))
     widest = sorted(map(len, AXES.values()))[-2:]
     assert len(rows) <= 1.15 * widest[0] * widest[1]
 
 
 def test_all_cells_are_all_combinations_and_each_is_there_once() -> None:
-    rows = cells_of(Plan("all", 0, 24))
-    assert Counter(rows) == Counter(product(*AXES.values()))
+    rows = cells_of(Plan(("toy",), "all", 0, 24))
+    assert Counter(rows) == Counter(product(*AXES.values(), ["toy"]))
 
 
 def test_an_axis_can_be_cut_to_some_values() -> None:
-    rows = cells_of(Plan("all", 0, 24, TWO))
-    assert {row[-1] for row in rows} == {"auto", "bf16-torch"}
-    assert Counter(rows) == Counter(product(*list(AXES.values())[:-1], TWO[0][1]))
+    rows = cells_of(Plan(("toy",), "all", 0, 24, TWO))
+    assert {row[-2] for row in rows} == {"auto", "bf16-torch"}
+    assert Counter(rows) == Counter(product(*list(AXES.values())[:-1], TWO[0][1], ["toy"]))
 
 
 @pytest.mark.parametrize("cells", ["all", "pairs"])
 def test_every_group_has_the_company_that_its_cells_want(cells: Cells) -> None:
-    for group in Plan(cells, 0, 24).groups():
+    for group in Plan(("a", "b"), cells, 0, 24).groups():
         assert len(group.members) == COMPANIES[group.company].size
         assert {cell.company for cell in group.cells} == {group.company}
-        assert {cell.arithmetic for cell in group.members} == {group.arithmetic}
+        assert {(cell.model, cell.arithmetic) for cell in group.members} == {
+            (group.model, group.arithmetic)
+        }
 
 
 def test_groups_have_names_of_their_own() -> None:
-    names = Counter(map(str, Plan("all", 0, 24).groups()))
+    names = Counter(map(str, Plan(("toy",), "all", 0, 24).groups()))
     assert max(names.values()) == 1
 
 
 def test_equal_plans_have_equal_groups_and_another_number_gives_others() -> None:
-    groups = Plan("pairs", 0, 24).groups()
-    assert Plan("pairs", 0, 24).groups() == groups
-    assert Plan("pairs", 1, 24).groups() != groups
+    groups = Plan(("toy",), "pairs", 0, 24).groups()
+    assert Plan(("toy",), "pairs", 0, 24).groups() == groups
+    assert Plan(("toy",), "pairs", 1, 24).groups() != groups
 
 
 def test_each_prompt_and_sampling_has_a_seed_of_its_own_in_each_number() -> None:
-    plans = [Plan("pairs", number, 24) for number in (0, 1)]
+    plans = [Plan(("toy",), "pairs", number, 24) for number in (0, 1)]
     seeds = {
         plan.seed(prompt, sampling)
         for plan in plans
@@ -85,12 +91,13 @@ def test_each_prompt_and_sampling_has_a_seed_of_its_own_in_each_number() -> None
     assert all(0 <= seed < 1 << 64 for seed in seeds)
 
 
-def test_few_pages_come_behind_all_else_of_an_arithmetic() -> None:
-    groups = Plan("pairs", 0, 24).groups()
-    tight: dict[str, list[bool]] = {}
+def test_few_pages_come_behind_all_else_of_a_model_and_arithmetic() -> None:
+    groups = Plan(("a", "b"), "pairs", 0, 24).groups()
+    tight: dict[tuple[str, str], list[bool]] = {}
     for group in groups:
-        tight.setdefault(group.arithmetic, []).append(COMPANIES[group.company].is_tight)
-    assert list(tight) == list(AXES["arithmetic"])
+        daemon = (group.model, group.arithmetic)
+        tight.setdefault(daemon, []).append(COMPANIES[group.company].is_tight)
+    assert list(tight) == list(product("ab", AXES["arithmetic"]))
     assert all(flags == sorted(flags) and len(set(flags)) == 2 for flags in tight.values())
 
 
@@ -136,7 +143,7 @@ async def test_a_crowd_joins_others_in_their_middle_and_some_of_it_leaves() -> N
 
 
 def test_a_group_that_is_too_small_is_filled_up_and_the_fillers_are_no_cells() -> None:
-    plan = Plan("pairs", 0, 24, TWO)
+    plan = Plan(("toy",), "pairs", 0, 24, TWO)
     filled = [group for group in plan.groups() if group.fillers]
     assert filled
     assert len(cells_of(plan)) == len(set(cells_of(plan)))

@@ -13,11 +13,11 @@ from benchmarks.equality import state as state_module
 from benchmarks.equality import totals
 from benchmarks.equality.answers import Answer
 from benchmarks.equality.plan import Group, Plan
-from benchmarks.equality.report import ModelReport
+from benchmarks.equality.report import PlanReport
 from benchmarks.equality.state import Difference, Result, State, StateUnusable, Tally
 
 ROOT = Path(__file__).parents[2]
-PLAN = Plan("pairs", 0, 24, (("arithmetic", ("auto",)), ("sampling", ("greedy",))))
+PLAN = Plan(("toy",), "pairs", 0, 24, (("arithmetic", ("auto",)), ("sampling", ("greedy",))))
 PLACE = ("toy", "auto", "one", "greedy")
 ANSWER = Answer(5, 3, (), (7, 8), "ab", ((7, 3204448256, 1, ((7, 3204448256),)),), "MAX_TOKENS", "")
 
@@ -26,7 +26,7 @@ def result_of(group: Group, **changes: object) -> Result:
     """What a group without any difference comes to."""
     cells = [str(cell) for cell in group.cells]
     tallies = {cell.drafter: Tally(1, 9, 3, 1, 1) for cell in group.members}
-    found = Result("toy", str(group), group.company, cells, 20, 1, 400, 1200, drafters=tallies)
+    found = Result(str(group), "toy", group.company, cells, 20, 1, 400, 1200, drafters=tallies)
     return dataclasses.replace(found, recomputed=7, **changes)  # type: ignore[arg-type]
 
 
@@ -41,7 +41,7 @@ def test_a_state_that_is_opened_again_holds_what_was_added(tmp_path: Path) -> No
     first.add_result(result)
     again = State(path, "x")
     assert again.plain == first.plain == {PLACE: ("print", [ANSWER])}
-    assert again.results == first.results == {("toy", str(GROUP)): result}
+    assert again.results == first.results == {str(GROUP): result}
 
 
 def test_half_a_line_at_the_end_counts_for_nothing_and_spoils_no_later_one(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_half_a_line_at_the_end_counts_for_nothing_and_spoils_no_later_one(tmp_p
     killed = State(path, "x")
     assert killed.plain.keys() == {PLACE}
     killed.add_result(result_of(GROUP))
-    assert State(path, "x").results.keys() == {("toy", str(GROUP))}
+    assert State(path, "x").results.keys() == {str(GROUP)}
 
 
 def test_what_is_about_something_else_counts_for_nothing(
@@ -78,7 +78,7 @@ def test_the_digest_of_the_sources_is_of_the_core_too(
     assert state_module.sources() != before
 
 
-@pytest.mark.parametrize("line", [{"result": {"model": "toy"}}, {"plain": 3}, {"recorded": [1]}])
+@pytest.mark.parametrize("line", [{"result": {"model": "toy"}}, {"plain": 3}, {"recorded": 1}])
 def test_a_line_of_another_form_is_refused(tmp_path: Path, line: dict[str, object]) -> None:
     path = tmp_path / "state.jsonl"
     State(path, "x").add_result(result_of(GROUP))
@@ -124,10 +124,10 @@ def test_the_page_shows_the_running_totals_of_the_repository() -> None:
     assert told == totals.totals_of(totals.read())
 
 
-def report(*groups: Group, **changes: object) -> ModelReport:
+def report(*groups: Group, **changes: object) -> PlanReport:
     """A run of these groups of the plan."""
     results = {str(group): result_of(group, **changes) for group in groups}
-    return ModelReport("toy", PLAN, PLAN.groups(), results)
+    return PlanReport(["toy"], PLAN, PLAN.groups(), results)
 
 
 def test_whole_runs_miss_nothing() -> None:

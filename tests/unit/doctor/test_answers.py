@@ -99,6 +99,14 @@ async def test_every_drafter_and_company_gives_the_same_answers(
     ]
     assert all(finding.compared == 8 for finding in in_company(findings))
     assert preempted, "there were pages enough for all"
+    kept = {finding.name: (finding.kept, finding.drafted) for finding in in_company(findings)}
+    assert kept["no drafts: 8 together"] == kept["drafts of a guest: 8 together"] == (0, 0)
+    right, drafted = kept["drafts of an oracle: 8 together"]
+    assert right == drafted > 0
+    right, drafted = kept["drafts of nothing but wrong tokens: 8 together"]
+    assert right == 0 < drafted
+    right, drafted = kept["drafts of random lengths: 8 together"]
+    assert 0 < right < drafted
 
 
 async def test_relaxed_arithmetic_gives_other_answers_in_company(toy: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,25 @@ from hypothesis import strategies as st
 from drafters.contract import DraftContext, Drafter
 from drafters.ngram import NgramDrafter
 from specd.engine.events import DrafterTally
+from specd.engine.params import StructureParams
 from specd.engine.request import Request
 from specd.engine.step_types import PaddedBatch
+from specd.structure.matching import SequenceStructure
 from tests.support.drafters import InlineDrafter, OracleDrafter, WrongDrafter, constant, raising
 from tests.support.null_device import NullDevice, NullModel
 from tests.support.requests import EOS_ID, VOCAB_SIZE, Answer, make_request
 from tests.unit.engine.loop_support import PACKED, RECTANGLE, engine_room, expected, whole_text
+from tests.unit.structure.support import sequences
 
 GUESTS = ("oracle", "two", "wrong", "ragged", "constant", "illegal", "raising", "ngram")
 CHAINS = [(), *((one,) for one in GUESTS), *((one, "oracle") for one in GUESTS[1:])]
+
+STRUCTURES = (
+    StructureParams("regex", ("[ab]{3}(c [ab]{2}){0,9}",)),
+    StructureParams("choice", ("a", "a b", "abracadabra", "abracadabra a")),
+)
+# A structure decides its own end: calls that ask otherwise are refused at the border.
+FREE_ENDS = {"ignore_eos": False, "min_new_tokens": 0}
 
 OPTIONS = st.fixed_dictionaries({
     "seed": st.integers(0, 3),
@@ -43,6 +53,7 @@ OPTIONS = st.fixed_dictionaries({
     "prompt_logprobs": st.sampled_from([None, None, 1]),
     "top_logprobs": st.sampled_from([None, 0, 2]),
     "frequency_penalty": st.sampled_from([0.0, 0.0, 0.5]),
+    "structure": st.sampled_from([None, None, None, *STRUCTURES]),
 })
 MEDDLING = st.tuples(st.sampled_from(["abort", "cancel", "poison", "raise"]), st.integers(0, 5))
 
@@ -73,21 +84,47 @@ DAYS = st.builds(
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(DAYS)
 def test_the_numbers_add_up_whatever_drafts_and_whatever_ends_it(day: Day) -> None:
-    asyncio.run(live_through(day))
+    with sequences() as make_structure:
+        asyncio.run(live_through(day, make_structure))
 
 
-async def live_through(day: Day) -> None:
+MakeStructure = Callable[[StructureParams], SequenceStructure]
+
+
+def call(name: str, length: int, options: dict[str, Any], make: MakeStructure) -> Request:
+    asked = dict(options)
+    structure = asked.pop("structure")
+    if structure is not None:
+        asked |= FREE_ENDS | {"structures": [make(structure) for _ in range(5)]}
+    return make_request(name, [7 + place % 3 for place in range(length)], **asked)
+
+
+async def alone(request: Request, model: NullModel) -> tuple[list[list[int]], list[list[int]]]:
+    """What each sequence gets where nothing drafts and nobody is beside it; and texts for oracles.
+
+    These go on behind the end, as the model would where that is known.
+    """
+    own = request.generation.sequences
+    if request.structure is None:
+        return [expected(one, model) for one in own], [whole_text(one, model) for one in own]
+    prompt = list(request.tokens)
+    async with engine_room(model=model) as room:
+        answer = await room.answer(request)
+    right = [answer.sequence(index).token_ids for index in range(len(own))]
+    return right, [prompt + ids + [97, 98, 97, 98] for ids in right]
+
+
+async def live_through(day: Day, make: MakeStructure) -> None:
     model = NullModel(eos_id=EOS_ID, eos_every=day.eos_every)
-    requests = [
-        make_request(f"r{n}", [7 + place % 3 for place in range(length)], **options)
-        for n, (length, options) in enumerate(day.calls)
-    ]
-    sequences = [one for request in requests for one in request.generation.sequences]
-    right = {one.request_id: expected(one, model) for one in sequences}
+    right, texts = dict[str, list[list[int]]](), list[list[int]]()
+    for n, (length, options) in enumerate(day.calls):
+        undrafted = call(f"r{n}", length, options | {"drafters": ()}, make)
+        right[f"r{n}"], more = await alone(undrafted, model)
+        texts += more
+    requests = [call(f"r{n}", *one, make) for n, one in enumerate(day.calls)]
     layout = RECTANGLE if day.is_rectangle else PACKED
-    drafters = guests([whole_text(one, model) for one in sequences])
     async with engine_room(
-        drafters, model=model, layout=layout, num_pages=day.num_pages, max_rows=6
+        guests(texts), model=model, layout=layout, num_pages=day.num_pages, max_rows=6
     ) as room:
 
         async def meddle(batch: PaddedBatch) -> None:
@@ -107,7 +144,7 @@ async def live_through(day: Day) -> None:
         accepted = room.engine.accepted_by_drafter
     told = Counter[str]()
     for request, answer in zip(requests, answers, strict=True):
-        check_tokens(request, answer, right)
+        check_tokens(request, answer, right[request.request_id])
         if answer.error is None and not answer.cut:
             check_numbers(request, answer, room.device)
             for name, counts in answer.finished.speculation.by_drafter.items():
@@ -135,12 +172,12 @@ def guests(texts: Sequence[Sequence[int]]) -> dict[str, Drafter]:
     }
 
 
-def check_tokens(request: Request, answer: Answer, right: dict[str, list[int]]) -> None:
+def check_tokens(request: Request, answer: Answer, right: Sequence[list[int]]) -> None:
     """What came out is the beginning of what each sequence gets alone, with as much beside it."""
     asked = request.params.output
-    for index, sequence in enumerate(request.generation.sequences):
+    for index, ids in enumerate(right):
         own = answer.sequence(index)
-        assert own.token_ids == right[sequence.request_id][: len(own.token_ids)]
+        assert own.token_ids == ids[: len(own.token_ids)]
         wanted = [] if asked.top_logprobs is None else own.token_ids
         assert [one.token_id for one in own.logprobs] == wanted
 

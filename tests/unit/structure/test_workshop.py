@@ -1,0 +1,197 @@
+"""Structures are made off the event loop, a bounded amount at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from specd.errors import InvalidField, TooManyStructures
+from specd.structure.drafter import GrammarDrafter
+from specd.structure.judge import Judge
+from specd.structure.workshop import BYTES_PER_SEQUENCE, Workshop
+from specd.text.tokenizer import Tokenizer
+from tests.support.requests import toy_tokenizer
+from tests.support.toy_gguf import tokenizer_metadata, toy_vocabulary
+from tests.unit.structure.support import (
+    NUM_ROWS,
+    PERSON,
+    byte_level,
+    mask_behind,
+    schema,
+    structure,
+)
+from tests.unit.structure.test_compiling import WORDS
+from tests.unit.structure.test_judge import TRAPS
+
+NUMBER = structure("regex", "[0-9]+")
+ONE = BYTES_PER_SEQUENCE + len("[0-9]+")
+# Tens of milliseconds of one compile.
+COSTLY = schema({"properties": {word: {"type": "string"} for word in WORDS[:400]}})
+
+
+@asynccontextmanager
+async def workshop(
+    drafter: GrammarDrafter | None = None,
+    *,
+    patience_s: float = 30.0,
+    max_live_bytes: int = 1 << 20,
+    judge_s: float = 0.5,
+) -> AsyncIterator[Workshop]:
+    """An open workshop that must be empty in the end."""
+    shop = Workshop(
+        drafter or GrammarDrafter(), patience_s=patience_s, max_live_bytes=max_live_bytes
+    )
+    await shop.open(toy_tokenizer(), NUM_ROWS)
+    shop._judge = Judge(byte_level(), judge_s)
+    try:
+        yield shop
+        assert shop.live_bytes == 0
+    finally:
+        shop.close()
+        for thread in (shop._trying, shop._compiling):
+            assert thread.close(30.0), thread.name
+
+
+@pytest.mark.asyncio
+async def test_each_sequence_gets_a_structure_of_its_own() -> None:
+    async with workshop() as shop:
+        first, second = await shop.make(NUMBER, 2)
+        first.commit([ord("1")])
+        assert not (mask_behind(first) == mask_behind(second)).all()
+        assert shop.live_bytes == 2 * ONE
+        first.close()
+        assert shop.live_bytes == ONE
+        second.close()
+
+
+@pytest.mark.asyncio
+async def test_a_live_structure_is_found_by_its_drafter_until_it_is_closed() -> None:
+    drafter = GrammarDrafter()
+    async with workshop(drafter) as shop:
+        [sequence] = await shop.make(structure("choice", "the harbour"), 1)
+        assert drafter.live == {}
+        sequence.begin("r")
+        assert drafter.live == {"r": sequence}
+        sequence.close()
+        assert drafter.live == {}
+
+
+@pytest.mark.asyncio
+async def test_a_refused_structure_leaves_nothing_behind() -> None:
+    async with workshop() as shop:
+        for params in (structure("regex", "("), structure("json_schema", "{"), TRAPS["negation"]):
+            with pytest.raises(InvalidField):
+                await shop.make(params, 1)
+            assert shop.live_bytes == 0
+
+
+@pytest.mark.asyncio
+async def test_a_trap_is_refused_and_never_tried_again() -> None:
+    async with workshop() as shop:
+        for _ in range(2):
+            with pytest.raises(InvalidField) as refused:
+                await shop.make(TRAPS["multiple"], 1)
+            assert refused.value.field == "structure.json_schema"
+            assert "takes more than 0.5 s to compile" in refused.value.problem
+            assert shop._judge is not None
+            assert shop._judge._process is None, "killed, and not started again"
+
+
+@pytest.mark.asyncio
+async def test_what_is_known_does_not_wait_behind_a_trap() -> None:
+    async with workshop(judge_s=20.0) as shop:
+        [known] = await shop.make(NUMBER, 1)
+        known.close()
+        trap = asyncio.create_task(shop.make(TRAPS["negation"], 1))
+        await asyncio.sleep(0)
+        [again] = await asyncio.wait_for(shop.make(NUMBER, 1), 10.0)
+        again.close()
+        assert not trap.done()
+        trap.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await trap
+        assert shop.live_bytes == 0
+        assert shop._judge is not None and shop._judge._process is not None
+        shop._judge._process.kill()
+
+
+@pytest.mark.asyncio
+async def test_whoever_waits_too_long_behind_a_trap_is_told_to_come_again() -> None:
+    async with workshop(patience_s=1.0, judge_s=3.0) as shop:
+        trap = asyncio.create_task(shop.make(TRAPS["negation"], 1))
+        await asyncio.sleep(0)
+        results = await asyncio.gather(trap, shop.make(schema(PERSON), 1), return_exceptions=True)
+        assert [type(result) for result in results] == [TooManyStructures] * 2
+        assert shop.live_bytes == 0
+
+
+@pytest.mark.asyncio
+async def test_the_event_loop_turns_while_structures_are_made() -> None:
+    async with workshop() as shop:
+        turns = 0
+        making = asyncio.create_task(shop.make(COSTLY, 8))
+        while not making.done():
+            await asyncio.sleep(0)
+            turns += 1
+        for sequence in await making:
+            sequence.close()
+        assert turns > 100
+
+
+@pytest.mark.asyncio
+async def test_there_is_room_for_so_much_text_and_no_more() -> None:
+    async with workshop(max_live_bytes=3 * ONE) as shop:
+        held = await shop.make(NUMBER, 2)
+        with pytest.raises(TooManyStructures):
+            await shop.make(NUMBER, 2)
+        held += await shop.make(NUMBER, 1)
+        for sequence in held:
+            sequence.close()
+        # Alone it may be larger than all the room.
+        for sequence in await shop.make(NUMBER, 9):
+            sequence.close()
+
+
+@pytest.mark.asyncio
+async def test_what_was_made_for_somebody_who_has_gone_is_let_go() -> None:
+    async with workshop() as shop:
+        making = asyncio.create_task(shop.make(COSTLY, 8))
+        await asyncio.sleep(0)
+        assert shop.live_bytes > 0
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert shop.live_bytes == 0
+
+
+@pytest.mark.asyncio
+async def test_a_model_without_an_end_takes_no_structure() -> None:
+    vocabulary = toy_vocabulary(specials=("<|a|>", "<|b|>", "<|c|>"))
+    metadata = {
+        key: value
+        for key, value in tokenizer_metadata(toy_vocabulary()).items()
+        if not key.endswith("_token_id")
+    } | {"tokenizer.ggml.tokens": vocabulary.tokens}
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert not tokenizer.eos_ids
+    shop = Workshop(GrammarDrafter())
+    await shop.open(tokenizer, 512)
+    with pytest.raises(InvalidField) as refused:
+        await shop.make(NUMBER, 1)
+    assert refused.value.field == "structure"
+    shop.close()
+
+
+@pytest.mark.asyncio
+async def test_digests_are_of_the_whole_order() -> None:
+    """Equal text as another kind is another structure."""
+    async with workshop() as shop:
+        for params in (structure("regex", "true"), structure("json_schema", "true")):
+            [sequence] = await shop.make(params, 1)
+            sequence.close()
+        assert len(shop._judged) == 2
+        assert json.dumps(list(shop._judged.values())) == "[null, null]"
