@@ -37,7 +37,8 @@ _FAILED, _INTERRUPTED = 1, 130
 _SHOWN = 5  # sentences on differences
 _LEGEND = (
     "a row: all logits of a position, against one position at a time. an answer: "
-    f"{NUM_NEW} tokens and their log probabilities, against the same without drafts and alone."
+    f"{NUM_NEW} tokens and their log probabilities, against the same without drafts and alone. "
+    "short of pages: together, and whoever outgrows its pages preempts another."
 )
 
 

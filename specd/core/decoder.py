@@ -55,15 +55,15 @@ class CoreDecoder:
         self.max_positions = max_positions
         self._core = library.opened()
         self._model = self._structure()
-        self._handle = self._core.specd_create(
+        self.handle = self._core.specd_create(
             self._model, max_positions, self.num_threads, library.ISAS[isa]
         )
-        if not self._handle:
+        if not self.handle:
             raise StartFailed(f"there is no memory for steps of {max_positions} positions")
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._core.specd_destroy(self._handle)
+        if getattr(self, "handle", None):
+            self._core.specd_destroy(self.handle)
 
     def cache_shape(self, num_pages: int) -> tuple[int, ...]:
         """Shape of the KV cache: [layer, page, K or V, kv_head, dim * token].
@@ -119,7 +119,7 @@ class CoreDecoder:
             logits.data_ptr(),
             cache.data_ptr(),
         )
-        self._core.specd_run(self._handle, step)
+        self._core.specd_run(self.handle, step)
 
     def _structure(self) -> Model:
         config, weights = self.config, self.weights

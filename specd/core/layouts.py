@@ -5,9 +5,9 @@ Knows nothing but their layout. Invariant: `ABI_VERSION` equals the library's, o
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LANES = 16
 PAGE = 32
 
@@ -103,4 +103,32 @@ class Step(Structure):
         ("wanted", c_void_p),
         ("logits", c_void_p),
         ("cache", c_void_p),
+    )
+
+
+class Draw(Structure):
+    """How a token is chosen from the logits of its position."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("seed", c_uint64),
+        ("position", c_uint64),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("temperature", c_float),
+        ("least_score", c_float),
+    )
+
+
+class Standing(Structure):
+    """A token in the distribution of its position, and the most probable tokens there."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("token", c_int64),
+        ("num_best", c_int64),
+        ("best", c_void_p),
+        ("best_logprobs", c_void_p),
+        ("rank", c_int64),
+        ("logprob", c_double),
     )

@@ -8,12 +8,12 @@ interface version is never called.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from specd.core.layouts import ABI_VERSION, Linear, Model, Step
+from specd.core.layouts import ABI_VERSION, Draw, Linear, Model, Standing, Step
 
 # From the fastest to the slowest; the numbers are those of core.h.
 ISAS: Final = {"avx512-bf16": 2, "avx512": 1, "avx2": 0}
@@ -33,6 +33,14 @@ _SIGNATURES: Final = {
         c_int32,
         (c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int32),
     ),
+    "specd_sampler_create": (c_void_p, (c_void_p, c_int64, c_int32, c_int32)),
+    "specd_sampler_destroy": (None, (c_void_p,)),
+    "specd_sample": (None, (c_void_p, POINTER(Draw), c_int64, c_void_p)),
+    "specd_scores": (None, (c_void_p, POINTER(Draw), c_void_p)),
+    "specd_examine": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+    "specd_measure": (None, (c_void_p, POINTER(Standing), c_int64)),
+    "specd_hashes": (None, (c_uint64, c_uint64, c_int64, c_void_p, c_int32)),
+    "specd_noise": (None, (c_void_p, c_int64, c_void_p, c_int32)),
     "specd_read": (c_int64, (c_void_p, c_void_p, c_int64, c_int32)),
     "specd_unpack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32)),
 }

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specd.core.decoder import CoreDecoder, CoreRow
+from specd.core.sampler import CoreSampler
 from specd.device.memory import untouched_zeros
-from specd.device.sampler import Sampler, TorchSampler
 from specd.device.verifier import verify
 from specd.engine.step_types import LayoutSpec, PaddedBatch, StepResult
 from specd.kv.pages import RESERVED_PAGES
@@ -33,7 +33,7 @@ class CoreRunner:
         """`num_pages` counts usable pages; the reserved two come on top."""
         self.decoder = decoder
         self.kernels = decoder.isa
-        self.sampler: Sampler = TorchSampler()
+        self.sampler = CoreSampler(decoder.config.vocab_size, isa=decoder.isa, decoder=decoder)
         self.layout = every_total(decoder.max_positions)
         self.num_pages = num_pages
         self.weight_bytes = sum(linear.bytes for linear in decoder.weights.linears())

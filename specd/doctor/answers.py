@@ -110,7 +110,7 @@ class Answers:
         vocab = booted.config.vocab_size
         self._drafters: dict[str, Drafter] = {
             "an oracle": Knowing(self._texts, oracle),
-            "nothing but wrong tokens": Knowing(self._texts, wrong(vocab)),
+            "wrong tokens": Knowing(self._texts, wrong(vocab)),
             "random lengths": Knowing(self._texts, ragged(vocab, rng)),
             **guests,
         }
@@ -128,14 +128,14 @@ class Answers:
                 raise RequestFailed(f"{case.name}: {failure}")
             self._texts[case.name] = (*case.prompt, *self._wanted[case.name].token_ids)
         for number, drafter in enumerate((None, *self._drafters)):
-            name = "no drafts" if drafter is None else f"drafts of {drafter}"
+            name = drafter or "no drafts"
             # One at a time takes the longest: there each drafter gets a fifth of the cases.
             some = self._cases[number % _STRIDE :: _STRIDE]
-            yield self._finding(f"{name}: alone", await self._one_by_one(some, drafter))
+            yield self._finding(f"{name}, alone", await self._one_by_one(some, drafter))
             together = await self._together(drafter, self._booted.num_pages)
-            yield self._finding(f"{name}: {len(self._cases)} together", together)
+            yield self._finding(f"{name}, {len(self._cases)} together", together)
             short = await self._together(drafter, self._few_pages())
-            yield self._finding(f"{name}: together, short of pages", short)
+            yield self._finding(f"{name}, short of pages", short)
 
     async def _one_by_one(self, cases: Sequence[Case], drafter: str | None) -> Outcome:
         async with self._engine(self._booted.num_pages) as engine:

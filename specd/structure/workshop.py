@@ -94,7 +94,7 @@ class Workshop:
             with anyio.fail_after(self._patience_s):
                 await self._try_out(params)
                 make_matcher = partial(compiled, params, self._bridge)
-                matchers = await _wanted(
+                matchers = await wanted(
                     self._compiling, lambda: [make_matcher() for _ in range(count)]
                 )
         except BaseException as error:
@@ -124,7 +124,7 @@ class Workshop:
 
     async def _try_out(self, params: StructureParams) -> None:
         """Raise InvalidField for what is no grammar or too costly a one."""
-        order = await _wanted(self._compiling, partial(_order, params))
+        order = await wanted(self._compiling, partial(_order, params))
         digest = hashlib.sha256(order.encode()).hexdigest()
         if digest not in self._judged:
             async with self._trial:  # another may be at the same one
@@ -158,7 +158,7 @@ def _problem(judge: Judge, order: str) -> str | None:
     return None
 
 
-async def _wanted(thread: DedicatedThread, work: Callable[[], T]) -> T:
+async def wanted(thread: DedicatedThread, work: Callable[[], T]) -> T:
     """Let a thread do it, unless nobody waits for it any more when its turn comes."""
     is_wanted = True
 

@@ -53,7 +53,7 @@ def test_the_guarantee_is_checked_on_what_a_daemon_would_serve(toy: Path, daemon
     assert (found["asked"], found["promised"], found["rounds"]) == ("strict", "strict", 1)
     assert {check["part"] for check in found["checks"]} == {"operations", "logits", "tokens"}
     assert all(check["compared"] for check in found["checks"])
-    assert any(check["name"].startswith("drafts of ngram") for check in found["checks"])
+    assert any(check["name"].startswith("ngram, ") for check in found["checks"])
     with Client(daemon.address) as client:
         info = client.server_info()
     assert found["kernels"] == info.kernels

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from specd_client import Client, Completion, FinishReason
 
 from tests.e2e.calls import PROMPT, PROMPTS, answer, check_sums, drafter_stats, quiet, wait_for
 from tests.e2e.drafters_under_test import RECORDING, spec
-from tests.support.daemon import Daemon, daemon_process
+from tests.support.daemon import Daemon, daemon_process, environment
 
 PERSON = json.dumps({
     "type": "object",
@@ -288,39 +290,6 @@ async def test_cancelled_streams_leave_nothing_behind(forms: Forms) -> None:
 
 
 @pytest.mark.asyncio
-async def test_structures_survive_preemption(toy: Path, tmp_path: Path) -> None:
-    """Eight pages for six requests: they take each other's and compute again."""
-    numbers = json.dumps({
-        "type": "array", "items": {"enum": [1, 22, 333, None]}, "minItems": 24, "maxItems": 30
-    })  # fmt: skip
-    memory = str(10 * 2 * 32 * 2 * 2 * 32 * 2)
-    with daemon_process(toy, "--kv-memory", memory, "--max-step-tokens", "64") as daemon:
-        async with Client(daemon.address) as client:
-            total = (await client.server_info()).counters.pages_total
-            assert total == 8
-            wish: dict[str, Any] = {"json_schema": numbers, "temperature": 1.0}
-            alone = [
-                await answer(client, PROMPT, seed=seed, speculation=False, **wish)
-                for seed in range(6)
-            ]
-            before = (await client.server_info()).counters.real_positions
-            runs = await asyncio.gather(
-                *(answer(client, PROMPT, seed=seed, **wish) for seed in range(6))
-            )
-            after = (await client.server_info()).counters.real_positions
-            for run, plain in zip(runs, alone, strict=True):
-                assert run.token_ids == plain.token_ids
-                assert 24 <= len(json.loads(run.text)) <= 30
-            needed = sum(
-                run.usage.prompt_tokens + run.usage.completion_tokens
-                + run.speculation.total.draft_tokens
-                - run.speculation.total.accepted_draft_tokens
-                for run in runs
-            )  # fmt: skip
-            assert after - before > needed, "somebody was preempted and computed again"
-
-
-@pytest.mark.asyncio
 async def test_without_drafters_a_structure_has_none_either(toy: Path) -> None:
     with daemon_process(toy, "--drafter", "none") as daemon:
         async with Client(daemon.address) as client:
@@ -328,3 +297,23 @@ async def test_without_drafters_a_structure_has_none_either(toy: Path) -> None:
             run = await answer(client, PROMPT, json_schema=PERSON, **SAMPLED)
             assert is_person(run.text)
             assert run.speculation.total.draft_tokens == 0
+
+
+def test_the_program_of_the_page_runs(daemon: Daemon) -> None:
+    page = Path(__file__).parents[2] / "docs" / "structured-output.md"
+    [program] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    address = "127.0.0.1:50051"
+    assert address in program
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program.replace(address, daemon.address)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    ticket, raining, number, total = done.stdout.splitlines()
+    assert ticket.startswith("{'harbour': '")
+    assert raining in {"yes", "no"}
+    assert re.fullmatch("[0-9]{3}-[0-9]{4}", number)
+    assert re.fullmatch("-?[0-9]{1,6}", total)

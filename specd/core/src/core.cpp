@@ -11,6 +11,7 @@
 #include "packing.h"
 
 static_assert(sizeof(Part) == 24 && sizeof(Linear) == 32 && sizeof(Row) == 32);
+static_assert(sizeof(Draw) == 48 && sizeof(Standing) == 56);
 
 namespace {
 
@@ -28,6 +29,34 @@ struct Core {
         : model(model), isa(isa), pool(num_threads),
           work(isa->workspace(*model, positions, num_threads)) {}
     ~Core() { isa->discard(work); }
+};
+
+// Each thread has memory of its own: a row's is where its thread is.
+struct Sampler {
+    const Isa* isa;
+    const int64_t vocab, size;
+    std::unique_ptr<Pool> own;
+    Pool& pool;
+    std::unique_ptr<float[]> memory;
+
+    Sampler(Core* core, int64_t vocab, int num_threads, const Isa* isa)
+        : isa(isa), vocab(vocab), size(vocab + 4 * LANES),
+          own(core ? nullptr : new Pool(num_threads)), pool(core ? core->pool : *own),
+          memory(new float[size * pool.num_threads()]) {}
+
+    // task(i, scratch) for each i below count. Others are only woken up for work of 0.1 ms.
+    template <class Task> void each(int64_t count, Task task) {
+        if (count * vocab < WORTHWHILE) {
+            for (int64_t i = 0; i < count; ++i) task(i, memory.get());
+            return;
+        }
+        pool.run([&](Crew& crew) {
+            float* scratch = memory.get() + crew.thread * size;
+            crew.each(count, [&](int64_t i) { task(i, scratch); });
+        });
+    }
+
+    static constexpr int64_t WORTHWHILE = 1 << 19;
 };
 
 extern "C" {
@@ -69,6 +98,49 @@ void specd_linear(const Linear* linear, const float* activations, int64_t positi
                   int32_t num_threads, int32_t isa) {
     Pool pool(num_threads);
     ISAS[isa]->multiply(pool, *linear, activations, positions, out);
+}
+
+Sampler* specd_sampler_create(Core* core, int64_t vocab, int32_t num_threads, int32_t isa) {
+    if (vocab < 1 || vocab > MAX_VOCAB) return nullptr;
+    try {
+        return new Sampler(core, vocab, num_threads, ISAS[isa]);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+void specd_sampler_destroy(Sampler* sampler) { delete sampler; }
+
+void specd_sample(Sampler* sampler, const Draw* draws, int64_t count, int64_t* tokens) {
+    sampler->each(count, [&](int64_t i, float* scratch) {
+        tokens[i] = sampler->isa->sample(draws[i], sampler->vocab, scratch);
+    });
+}
+
+void specd_scores(Sampler* sampler, const Draw* draw, float* scores) {
+    sampler->isa->scores(*draw, sampler->vocab, scores, sampler->memory.get());
+}
+
+void specd_examine(Sampler* sampler, const float* rows, int64_t count, int64_t* ids,
+                   uint8_t* finite) {
+    sampler->each(count, [&](int64_t i, float* scratch) {
+        const float* row = rows + i * sampler->vocab;
+        finite[i] = sampler->isa->examine(row, sampler->vocab, ids + i, scratch);
+    });
+}
+
+void specd_measure(Sampler* sampler, Standing* standings, int64_t count) {
+    sampler->each(count, [&](int64_t i, float* scratch) {
+        sampler->isa->measure(standings[i], sampler->vocab, scratch);
+    });
+}
+
+void specd_hashes(uint64_t seed, uint64_t position, int64_t count, uint32_t* hashes, int32_t isa) {
+    ISAS[isa]->hashes(seed, position, count, hashes);
+}
+
+void specd_noise(const uint32_t* hashes, int64_t count, float* noise, int32_t isa) {
+    ISAS[isa]->noise(hashes, count, noise);
 }
 
 int64_t specd_read(const uint8_t* const* regions, const int64_t* bytes, int64_t count,

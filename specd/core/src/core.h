@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-constexpr int32_t ABI_VERSION = 3;
+constexpr int32_t ABI_VERSION = 4;
 
 // How the weights of a matrix are stored. 16 output rows lie side by side, so that one vector
 // holds the same columns of 16 rows and no sum runs across a vector.
@@ -90,8 +90,32 @@ struct Step {
 };
 
 constexpr int64_t PAGE = 32;  // positions per KV page
+constexpr int64_t MAX_VOCAB = 1 << 20;  // of a sampler: sums of weights fit 64 bits
+
+// How a token is chosen from logits [vocab] that have no NaN and a finite largest.
+struct Draw {
+    const float* logits;
+    uint64_t seed;
+    uint64_t position;   // with the seed, the key of the noise
+    int64_t top_k;       // 0 or less, or the vocabulary and more: off
+    double top_p;        // 1: off
+    float temperature;   // 0: greedy
+    float least_score;   // log(min_p); -infinity: off
+};
+
+// A token in the distribution that logits [vocab] describe, and the most probable tokens of it.
+struct Standing {
+    const float* logits;
+    int64_t token;
+    int64_t num_best;      // how many are wanted, then how many are possible
+    int64_t* best;         // ids, largest logit first, lowest id first among equals
+    float* best_logprobs;
+    int64_t rank;          // 1 + the tokens with larger logits
+    double logprob;
+};
 
 struct Core;
+struct Sampler;
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -107,6 +131,25 @@ void specd_run(Core* core, const Step* step);
 // The parts of a step, for tests and probes. activations [positions, columns] -> out.
 void specd_linear(const Linear* linear, const float* activations, int64_t positions, float* out,
                   int32_t num_threads, int32_t isa);
+
+// What chooses tokens, for one call at a time. The threads are those of `core`, which has to outlive
+// it, or `num_threads` of its own where that is null. Null where memory is short, or the vocabulary
+// exceeds MAX_VOCAB.
+Sampler* specd_sampler_create(Core* core, int64_t vocab, int32_t num_threads, int32_t isa);
+void specd_sampler_destroy(Sampler* sampler);
+// One token for each of `draws`.
+void specd_sample(Sampler* sampler, const Draw* draws, int64_t count, int64_t* tokens);
+// What the noise of a draw is added to, [vocab]: -infinity where the token is removed.
+void specd_scores(Sampler* sampler, const Draw* draw, float* scores);
+// Of each of `count` rows [vocab]: the lowest id of its largest logit, and whether that is finite
+// and no logit a NaN.
+void specd_examine(Sampler* sampler, const float* rows, int64_t count, int64_t* ids,
+                   uint8_t* finite);
+// Fills in what follows the token.
+void specd_measure(Sampler* sampler, Standing* standings, int64_t count);
+// For tests: the hashes of tokens 0 .. count under a key, and the noise that hashes give.
+void specd_hashes(uint64_t seed, uint64_t position, int64_t count, uint32_t* hashes, int32_t isa);
+void specd_noise(const uint32_t* hashes, int64_t count, float* noise, int32_t isa);
 
 // Reads `count` regions, begin to end, and computes nothing worth having: what memory takes.
 int64_t specd_read(const uint8_t* const* regions, const int64_t* bytes, int64_t count,

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <immintrin.h>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -26,6 +27,9 @@ namespace ISA {
 #include "linear.inl"
 #include "attention.inl"
 #include "decoder.inl"
+#include "noise.inl"
+#include "selecting.inl"
+#include "sampling.inl"
 
 // Memory in cache lines of its own.
 struct Arena {
@@ -107,9 +111,31 @@ void run_linear(Pool& pool, const Linear& linear, const float* x, int64_t positi
     });
 }
 
+bool run_examine(const float* row, int64_t vocab, int64_t* id, float* scratch) {
+    const Top top = find_top<true>(row, vocab, scratch);
+    *id = top.id;
+    return top.finite;
+}
+
+void run_hashes(uint64_t seed, uint64_t position, int64_t count, uint32_t* out) {
+    const Key key = key_of(seed, position);
+    for (int64_t i = 0; i < count; i += LANES) {
+        uint32_t words[LANES];
+        i_store(words, hashes_of(key, i));
+        for (int64_t lane = 0; lane < LANES && i + lane < count; ++lane) out[i + lane] = words[lane];
+    }
+}
+
+void run_noise(const uint32_t* hashes, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = noise_of(hashes[i]);
+}
+
 }  // namespace ISA
 
 #define CONCAT_(a, b) a##b
 #define CONCAT(a, b) CONCAT_(a, b)
 extern const Isa CONCAT(ISA_, ISA);
-const Isa CONCAT(ISA_, ISA) = {ISA::run_forward, ISA::run_linear, ISA::workspace, ISA::discard};
+const Isa CONCAT(ISA_, ISA) = {
+    ISA::run_forward, ISA::run_linear,  ISA::workspace, ISA::discard,    ISA::sample,
+    ISA::write_scores, ISA::run_examine, ISA::measure,   ISA::run_hashes, ISA::run_noise,
+};

@@ -66,6 +66,8 @@ class Pool {
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
+    int num_threads() const { return num_threads_; }
+
     // Run `body(crew)` on this thread and on those that wake up in time.
     void run(const std::function<void(Crew&)>& body) {
         place_.store(0, std::memory_order_relaxed);

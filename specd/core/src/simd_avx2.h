@@ -153,3 +153,76 @@ inline F f_high_bf16(I w) {
     return {_mm256_castsi256_ps(_mm256_and_si256(w.a, high)),
             _mm256_castsi256_ps(_mm256_and_si256(w.b, high))};
 }
+
+// --- What sampling needs ---
+
+inline I i_add32(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I i_xor(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline I i_mul32(I x, I y) {
+    return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
+}
+template <int BITS> inline I i_right32(I x) {
+    return {_mm256_srli_epi32(x.a, BITS), _mm256_srli_epi32(x.b, BITS)};
+}
+inline I i_lanes() {
+    return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+            _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)};
+}
+inline I i_bits(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline void i_store(void* p, I x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.b);
+}
+inline uint32_t f_at_least(F x, F y) {
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ));
+    const int high = _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ));
+    return static_cast<uint32_t>(low | high << 8);
+}
+inline F f_keep_nan(F x, F y) {
+    return {_mm256_blendv_ps(x.a, y.a, _mm256_cmp_ps(y.a, y.a, _CMP_UNORD_Q)),
+            _mm256_blendv_ps(x.b, y.b, _mm256_cmp_ps(y.b, y.b, _CMP_UNORD_Q))};
+}
+struct Orders { uint8_t lanes[256][8]; };  // for 8 bits: the lanes that are set, in front
+constexpr Orders orders() {
+    Orders made{};
+    for (int bits = 0; bits < 256; ++bits) {
+        int count = 0;
+        for (uint8_t lane = 0; lane < 8; ++lane) {
+            if (bits >> lane & 1) made.lanes[bits][count++] = lane;
+        }
+    }
+    return made;
+}
+inline int store_where8(float* p, __m256 x, uint32_t lanes) {
+    static constexpr Orders ORDERS = orders();
+    const __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(ORDERS.lanes[lanes]));
+    _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(order)));
+    return __builtin_popcount(lanes);
+}
+inline int64_t f_store_where(float* p, F x, uint32_t lanes) {
+    const int count = store_where8(p, x.a, lanes & 0xff);
+    return count + store_where8(p + count, x.b, lanes >> 8);
+}
+struct Whole { __m256i parts[4]; };
+inline Whole w_zero() {
+    const __m256i zero = _mm256_setzero_si256();
+    return {{zero, zero, zero, zero}};
+}
+inline __m256i w_add4(__m256i sum, __m128 x) {
+    const __m256d magic = _mm256_set1_pd(4503599627370496.0);  // 2^52: fractions are rounded away
+    const __m256d rounded = _mm256_add_pd(_mm256_cvtps_pd(x), magic);
+    return _mm256_add_epi64(sum, _mm256_castpd_si256(_mm256_xor_pd(rounded, magic)));
+}
+inline Whole w_add(Whole sum, F x) {
+    return {{w_add4(sum.parts[0], _mm256_castps256_ps128(x.a)),
+             w_add4(sum.parts[1], _mm256_extractf128_ps(x.a, 1)),
+             w_add4(sum.parts[2], _mm256_castps256_ps128(x.b)),
+             w_add4(sum.parts[3], _mm256_extractf128_ps(x.b, 1))}};
+}
+inline int64_t w_total(Whole sum) {
+    const __m256i all = _mm256_add_epi64(_mm256_add_epi64(sum.parts[0], sum.parts[1]),
+                                         _mm256_add_epi64(sum.parts[2], sum.parts[3]));
+    int64_t lanes[4];
+    std::memcpy(lanes, &all, sizeof(lanes));
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}

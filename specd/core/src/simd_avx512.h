@@ -105,3 +105,40 @@ inline F f_low_bf16(I w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
 inline F f_high_bf16(I w) {
     return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+
+// --- What sampling needs: 32-bit integers, lanes as bits of a number, sums of weights ---
+
+inline I i_add32(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I i_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+inline I i_mul32(I a, I b) { return _mm512_mullo_epi32(a, b); }  // the low 32 bits
+template <int BITS> inline I i_right32(I a) { return _mm512_srli_epi32(a, BITS); }
+inline I i_lanes() {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+inline I i_bits(F a) { return _mm512_castps_si512(a); }
+inline void i_store(void* p, I a) { _mm512_storeu_si512(p, a); }
+// Lanes where a >= b (not where either is NaN).
+inline uint32_t f_at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+inline F f_keep_nan(F a, F b) {  // b where it is NaN, else a
+    return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(b, b, _CMP_UNORD_Q), b);
+}
+// The chosen lanes side by side; returns how many. All 16 floats at p may be written.
+inline int64_t f_store_where(float* p, F a, uint32_t lanes) {
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(lanes), a));
+    return __builtin_popcount(lanes);
+}
+// Sums of whole numbers: exact, so that they have no order.
+struct Whole { __m512i low, high; };
+inline Whole w_zero() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+// Adds every lane, rounded to a whole number, to one of `sum`; 0 <= a < 2^51.
+inline Whole w_add(Whole sum, F a) {
+    return {_mm512_add_epi64(sum.low, _mm512_cvtps_epi64(_mm512_castps512_ps256(a))),
+            _mm512_add_epi64(sum.high, _mm512_cvtps_epi64(_mm512_extractf32x8_ps(a, 1)))};
+}
+inline int64_t w_total(Whole sum) {
+    int64_t lanes[8];
+    _mm512_storeu_si512(lanes, _mm512_add_epi64(sum.low, sum.high));
+    int64_t total = 0;
+    for (int64_t lane : lanes) total += lane;
+    return total;
+}

@@ -153,16 +153,19 @@ def header() -> str:
     return re.sub(r"//.*", "", text)
 
 
-@pytest.mark.parametrize("name", ["Part", "Linear", "Layer", "Model", "Row", "Step"])
+@pytest.mark.parametrize(
+    "name", ["Part", "Linear", "Layer", "Model", "Row", "Step", "Draw", "Standing"]
+)
 def test_structures_have_the_fields_of_the_header(name: str) -> None:
-    """Names, order and kind: numbers of 4 and 8 bytes, doubles, structures, pointers."""
+    """Names, order and kind: numbers of 4 and 8 bytes, structures, pointers."""
     body = re.search(rf"struct {name} {{(.*?)\n}};", header(), re.DOTALL)
     assert body is not None
     wanted = []
     for kind, names in re.findall(r"\s*(?:const )?([\w]+\*?) ([^;]+);", body[1]):
         wanted += [(each.strip(), kind) for each in names.split(",")]
     kinds: dict[str, Any] = {
-        "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double,
+        "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
+        "float": ctypes.c_float, "double": ctypes.c_double,
         "Part": layouts.Part, "Linear": layouts.Linear,
     }  # fmt: skip
     fields = getattr(layouts, name)._fields_

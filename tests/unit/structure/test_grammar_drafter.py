@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from drafters.contract import DraftContext, SamplingHint
+from specd.app import _with_grammar
 from specd.engine.guest import Guest
 from specd.structure.drafter import NAME, GrammarDrafter
 from tests.unit.structure.support import bytes_of, ids_of, sequences, structure
@@ -28,3 +31,18 @@ def test_each_row_gets_what_its_own_structure_forces_within_its_budget() -> None
 
 def test_it_answers_on_the_event_loop() -> None:
     assert GrammarDrafter.inline
+
+
+@pytest.mark.parametrize(
+    ("settings", "drafters"),
+    [
+        ((), []),
+        (("ngram",), [NAME, "ngram"]),
+        ((NAME,), [NAME]),
+        (("ngram", NAME), [NAME, "ngram"]),
+    ],
+)
+def test_every_daemon_that_drafts_at_all_has_it_and_asks_it_first(
+    settings: tuple[str, ...], drafters: list[str]
+) -> None:
+    assert list(_with_grammar(settings, GrammarDrafter())) == drafters

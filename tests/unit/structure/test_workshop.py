@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,7 @@ import pytest
 from specd.errors import InvalidField, TooManyStructures
 from specd.structure.drafter import GrammarDrafter
 from specd.structure.judge import Judge
-from specd.structure.workshop import BYTES_PER_SEQUENCE, Workshop
+from specd.structure.workshop import BYTES_PER_SEQUENCE, Workshop, wanted
 from specd.text.tokenizer import Tokenizer
 from tests.support.requests import toy_tokenizer
 from tests.support.toy_gguf import tokenizer_metadata, toy_vocabulary
@@ -99,6 +100,41 @@ async def test_a_trap_is_refused_and_never_tried_again() -> None:
             assert "takes more than 0.5 s to compile" in refused.value.problem
             assert shop._judge is not None
             assert shop._judge._process is None, "killed, and not started again"
+
+
+class Counting(Judge):
+    """Counts what it is asked."""
+
+    num_checks = 0
+
+    def check(self, order: str) -> None:
+        self.num_checks += 1
+        super().check(order)
+
+
+@pytest.mark.asyncio
+async def test_a_trap_that_many_set_at_once_is_tried_once() -> None:
+    async with workshop() as shop:
+        judge = shop._judge = Counting(byte_level(), 0.5)
+        attempts = [shop.make(TRAPS["multiple"], 1) for _ in range(5)]
+        results = await asyncio.gather(*attempts, return_exceptions=True)
+        assert [type(result) for result in results] == [InvalidField] * 5
+        assert judge.num_checks == 1
+
+
+@pytest.mark.asyncio
+async def test_work_that_nobody_waits_for_is_not_begun() -> None:
+    async with workshop() as shop:
+        go_on, done = threading.Event(), list[str]()
+        shop._compiling.post(go_on.wait)
+        left = asyncio.create_task(wanted(shop._compiling, lambda: done.append("left")))
+        kept = asyncio.create_task(wanted(shop._compiling, lambda: done.append("kept")))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        await kept
+        assert done == ["kept"]
 
 
 @pytest.mark.asyncio

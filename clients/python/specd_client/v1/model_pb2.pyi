@@ -468,9 +468,9 @@ class ServerLimits(_message.Message):
     context_length: _builtins.int
     """Tokens of prompt and answer together."""
     max_rows: _builtins.int
-    """Requests computed in one step."""
+    """Sequences computed in one step; a request has one or several."""
     max_waiting: _builtins.int
-    """Requests in the waiting queue."""
+    """Sequences in the waiting queue."""
     vocab_size: _builtins.int
     """Number of token ids."""
     max_draft_tokens: _builtins.int
@@ -512,9 +512,9 @@ class ServerCounters(_message.Message):
     steps: _builtins.int
     """Steps computed: cumulative."""
     running: _builtins.int
-    """Requests being computed, now."""
+    """Sequences being computed, now."""
     waiting: _builtins.int
-    """Requests in the queue, now."""
+    """Sequences in the queue, now."""
     pages_used: _builtins.int
     """Pages of keys and values that requests hold, now."""
     pages_cached: _builtins.int
@@ -524,7 +524,7 @@ class ServerCounters(_message.Message):
     slots_used: _builtins.int
     """Device slots that requests hold, now."""
     drafter_sessions: _builtins.int
-    """Requests that drafters have been told of and not yet told the end of, now."""
+    """Sequences that drafters have been told of and not yet told the end of, now."""
     tasks: _builtins.int
     """Tasks on the event loop, now."""
     real_positions: _builtins.int
