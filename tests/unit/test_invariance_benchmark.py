@@ -8,8 +8,11 @@ import pytest
 
 from benchmarks.invariance import Bench, Load, Times, loads, modes, relaxed
 from benchmarks.prompts import Prompts
+from specd.device.assembly import DeviceSettings
+from specd.device.boot import boot
 from specd.device.eager import EagerRunner
-from specd.model.formats import WeightFormat
+from specd.device.texts import Feeder, Text, differing
+from specd.model.formats import Invariance, WeightFormat
 from specd.model.linear import Bf16Linear, Fp32Linear, Int4Linear, Linear, SplitLinear
 from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import CORE_KERNELS, load_core, load_runner, torch_threads
@@ -55,6 +58,18 @@ def test_the_modes_share_every_tensor_and_differ_in_the_rules(
 def test_the_core_has_one_mode(toy: Path) -> None:
     runner = load_core(toy, "auto", CORE_KERNELS[0])
     assert modes(runner, by_rule=True) == {"strict": runner, "relaxed": runner}
+
+
+@pytest.mark.skipif(not CORE_KERNELS, reason="the core was not built, or has nothing for this CPU")
+def test_relaxed_changes_no_bit_of_what_the_core_computes(toy: Path) -> None:
+    def text(invariance: Invariance) -> Text:
+        booted = boot(DeviceSettings(toy, "auto", invariance, "auto", 1 << 24, 2, 64, 1))
+        assert booted.invariance == invariance
+        return Feeder(booted.runner).generate(range(3, 40), 12)
+
+    strict, relaxed_ = text("strict"), text("relaxed")
+    assert relaxed_.ids == strict.ids
+    assert differing(relaxed_, strict) == 0
 
 
 def test_every_mode_runs_every_step_of_every_load(toy: Path) -> None:

@@ -124,7 +124,7 @@ rows = st.lists(logits, min_size=1, max_size=80).filter(lambda row: max(row) > -
     seed=st.sampled_from([0, 1, 2**63, 2**64 - 1]),
     position=st.sampled_from([0, 1, 4095, 2**31, 2**40]),
 )
-@example([-0.0] * 40 + [1e-45], 1, 1.0, 3, 1.0, 0.0, 0, 1)
+@example([-0.0] * 40 + [0.0, 1e-45], 7, 1.0, 8, 1.0, 0.0, 0, 1)
 @example([0.0, -1e-45], 1, 1e39, 0, 0.5, 1.0, 0, 1)
 def test_edges_are_sampled_as_defined(
     values: list[float],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -67,12 +68,18 @@ def test_the_place_in_memory_and_what_lies_around_decide_nothing(isa: str) -> No
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_threads_and_order_of_the_jobs_decide_nothing(threads: int) -> None:
+    """Rows that fill the memory of a thread, and more of them than one thread does in 10 ms."""
     vocab = 32003
     sampler = CoreSampler(vocab, isa=ISAS[0], threads=threads)
-    jobs = mixed_jobs(vocab, 40)  # enough for more than one thread
+    rows = [row_of(kind, vocab, seed) for kind in ("flat", "normal") for seed in range(4)]
+    params = [params for params in PARAMS if params.top_p < 1 or params.top_k > 1]
+    jobs = [
+        job_of(row, seeded(chosen, number), number)
+        for number, (row, chosen) in enumerate(itertools.product(rows, params * 4))
+    ]
     alone = [sampler.sample([job])[0] for job in jobs]
     order = random.Random(threads)
-    for _ in range(8):
+    for _ in range(5):
         places = order.sample(range(len(jobs)), len(jobs))
         found = sampler.sample([jobs[place] for place in places])
         assert found == [alone[place] for place in places]
