@@ -18,7 +18,8 @@ from specd.server.fields import token_ids_from, value_or
 
 MAX_TOP_K = 2**31 - 1
 # A logit divided by a number near 0 is infinite in fp32.
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+# 0.01 as the wire carries it, in 32 bits: a little below.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.009999999776482582, 100.0
 MAX_PENALTY = 100.0
 MAX_BIASES = 1024
 MAX_BIAS = 1000.0

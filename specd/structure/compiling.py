@@ -25,7 +25,10 @@ _MAX_LINE_CHARS = 120
 # Lines of a message that show the caller's own text again, and where in it.
 _QUOTES = re.compile(r"\d+ \||\^+$")
 # A state of a lexer takes 1 to 2 KB; the library's own limit, 250,000, would be half a gigabyte.
-_MAX_STATES = 50_000
+_MAX_STATES = 10_000
+# Work of one mask, which the step of every request may wait for. An ambiguous grammar used up the
+# library's 50,000 items in 16 ms, and a sequence that fails pays for it twice.
+_MAX_STEP_ITEMS = 10_000
 # Items of a row are alternatives that are open at once. An ambiguous grammar pays for each pair:
 # with the library's 2,000, `s: s s | "a"` took 0.7 s a step, with 500 it fails after 20 ms.
 # A JSON object has four for each property that may come next, and is never so ambiguous.
@@ -37,11 +40,12 @@ class Limits(TypedDict, total=False):
 
     max_lexer_states: int
     max_items_in_row: int
+    step_max_items: int
 
 
 def limits_of(params: StructureParams) -> Limits:
     """What bounds a structure of this kind."""
-    limits = Limits(max_lexer_states=_MAX_STATES)
+    limits = Limits(max_lexer_states=_MAX_STATES, step_max_items=_MAX_STEP_ITEMS)
     if params.kind == "lark":
         limits["max_items_in_row"] = _MAX_LARK_ITEMS
     return limits

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -18,7 +19,8 @@ from specd.structure.trial import MAX_SECONDS
 
 # Not from the folder that the daemon runs in: what lies there is not ours.
 _COMMAND = (sys.executable, "-P", "-m", "specd.structure.trial")
-
+# What a fault of the library ends it with. Allocations that fail end it with SIGABRT.
+_BY_ITSELF = (-signal.SIGSEGV, -signal.SIGILL, -signal.SIGFPE)
 
 # A start takes 0.2 to 0.4 s on a quiet machine.
 _START_LIMIT_S = 60.0
@@ -45,14 +47,18 @@ class Judge:
         self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
 
-    def check(self, order: str) -> None:
-        """Let `order`, one line of JSON, be compiled. Raises TooCostly or TrialBroken."""
+    def check(self, order: str) -> float:
+        """Let `order`, one line of JSON, be compiled; returns the processor's seconds that it took.
+
+        Raises:
+            TooCostly, TrialBroken.
+        """
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it has died since the last order
         if self._process is None:
             self._process = _started()
             self._ask(self._process, self._introduction, _START_LIMIT_S)
-        self._ask(self._process, order, self._patience_s)
+        return self._ask(self._process, order, self._patience_s)
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -60,7 +66,7 @@ class Judge:
             _ended(self._process)
             self._process = None
 
-    def _ask(self, process: subprocess.Popen[bytes], line: str, limit_s: float) -> None:
+    def _ask(self, process: subprocess.Popen[bytes], line: str, limit_s: float) -> float:
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):  # then there is no answer either
             process.stdin.write(f"{line}\n".encode())
@@ -71,12 +77,14 @@ class Judge:
         if not waiting.poll(limit_s * 1000):
             self.close()
             raise TooCostly(f"takes more than {limit_s:g} s to compile")
-        if process.stdout.readline():
-            return
+        if answer := process.stdout.readline():
+            return float(answer)
         status = process.wait()
         self.close()
         if status >= 0:
             raise TrialBroken(f"{' '.join(_COMMAND)} ended with status {status}")
+        if status in _BY_ITSELF:
+            raise TooCostly("is beyond what the library can compile")
         raise TooCostly("takes too much time or memory to compile")
 
 

@@ -39,6 +39,9 @@ PATIENCE_S = 8.0
 MAX_LIVE_BYTES = 2 * 1024 * 1024
 BYTES_PER_SEQUENCE = 1024
 MAX_JUDGED = 1024
+# Of processor time, for all matchers of a request: it is taken from everybody's steps. A typical
+# schema takes 1 ms, the worst texts that are worth something took 0.3 s.
+MAX_COMPILE_S = 1.0
 _NUM_MASKERS = 2
 
 
@@ -58,8 +61,9 @@ class Workshop:
         self._patience_s = patience_s
         self._max_live_bytes = max_live_bytes
         self._live_bytes = 0
-        # What was tried out, by digest: why it is too costly, or None. The latest is last.
-        self._judged: OrderedDict[str, str | None] = OrderedDict()
+        # What was tried out, by digest: the seconds of a compile, or why it is too costly. The
+        # latest is last.
+        self._judged: OrderedDict[str, float | str] = OrderedDict()
         self._trial = anyio.Lock()
         self._trying = DedicatedThread("specd-structure-trial")
         self._compiling = DedicatedThread("specd-structure")
@@ -92,11 +96,10 @@ class Workshop:
         self._live_bytes += each * count
         try:
             with anyio.fail_after(self._patience_s):
-                await self._try_out(params)
+                await self._try_out(params, count)
                 make_matcher = partial(compiled, params, self._bridge)
-                matchers = await wanted(
-                    self._compiling, lambda: [make_matcher() for _ in range(count)]
-                )
+                # One by one, so that nothing is made for who has gone, and others come between.
+                matchers = [await wanted(self._compiling, make_matcher) for _ in range(count)]
         except BaseException as error:
             self._live_bytes -= each * count
             if isinstance(error, TimeoutError):
@@ -122,8 +125,8 @@ class Workshop:
             thread.close(0)
         self._maskers.shutdown(wait=False)
 
-    async def _try_out(self, params: StructureParams) -> None:
-        """Raise InvalidField for what is no grammar or too costly a one."""
+    async def _try_out(self, params: StructureParams, count: int) -> None:
+        """Raise InvalidField for what is no grammar, or too costly a one for `count` sequences."""
         order = await wanted(self._compiling, partial(_order, params))
         digest = hashlib.sha256(order.encode()).hexdigest()
         if digest not in self._judged:
@@ -131,9 +134,11 @@ class Workshop:
                 if digest not in self._judged:
                     await self._judge_new(digest, order)
         self._judged.move_to_end(digest)
-        problem = self._judged[digest]
-        if problem is not None:
-            raise InvalidField(field_of(params), problem)
+        found = self._judged[digest]
+        if isinstance(found, str):
+            raise InvalidField(field_of(params), found)
+        if found * count > MAX_COMPILE_S:
+            raise InvalidField(field_of(params), _too_slow(found, count))
 
     async def _judge_new(self, digest: str, order: str) -> None:
         assert self._judge is not None
@@ -149,13 +154,17 @@ def _order(params: StructureParams) -> str:
     return json.dumps({"grammar": grammar_of(params), "limits": limits_of(params)})
 
 
-def _problem(judge: Judge, order: str) -> str | None:
-    """Why a grammar is too costly, None if it is not."""
+def _problem(judge: Judge, order: str) -> float | str:
+    """The processor's seconds that a grammar takes, or why it is too costly."""
     try:
-        judge.check(order)
+        return judge.check(order)
     except TooCostly as error:
         return str(error)
-    return None
+
+
+def _too_slow(seconds: float, count: int) -> str:
+    whose = f" for each of {count} sequences" if count > 1 else ""
+    return f"takes {seconds:.1f} s to compile{whose}; at most {MAX_COMPILE_S:g} s in all"
 
 
 async def wanted(thread: DedicatedThread, work: Callable[[], T]) -> T:

@@ -44,6 +44,12 @@ def test_every_field_of_sampling_arrives() -> None:
     assert found.num_sequences == 16
 
 
+def test_a_bound_of_the_repetition_penalty_is_inside_although_the_wire_rounds_it() -> None:
+    message = types_pb2.SamplingParams(repetition_penalty=0.01)
+    assert message.repetition_penalty < 0.01
+    assert params(text_request(sampling=message)).sampling.repetition_penalty == pytest.approx(0.01)
+
+
 def test_every_field_of_stop_arrives() -> None:
     message = types_pb2.StopParams(
         max_new_tokens=3,

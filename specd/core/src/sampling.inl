@@ -40,7 +40,6 @@ template <bool CHECKED> Top find_top(const float* row, int64_t n, float* maxima)
             in_block = f_max(values, in_block);
             if (CHECKED) nan = f_keep_nan(nan, values);
         }
-        in_block = f_add(in_block, f_zero());  // no -0
         f_store(maxima + block, in_block);
         most = f_max(most, in_block);
     }
@@ -112,7 +111,7 @@ inline float kth_logit(const float* row, int64_t n, int64_t k, float* list) {
     for (int64_t i = 0; i < n; i += LANES) {
         const F logits = load_row(row, i, n);
         const uint32_t lanes = f_at_least(logits, f_set1(bound));
-        if (lanes) count += f_store_where(list + count, f_add(logits, f_zero()), lanes);
+        if (lanes) count += f_store_where(list + count, logits, lanes);
     }
     return count < k ? NONE : select<ByCount>(list, count, k);
 }

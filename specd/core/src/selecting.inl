@@ -46,7 +46,7 @@ inline Range range_of(float* list, int64_t count) {
         low = f_min(low, f_load(list + i));
         high = f_max(high, f_load(list + i));
     }
-    return {0.0f - f_largest(f_sub(f_zero(), low)), f_largest(high)};  // never -0
+    return {0.0f - f_largest(f_sub(f_zero(), low)), f_largest(high)};  // the low is no -0
 }
 
 // Integers in the order of floats.
@@ -64,7 +64,7 @@ inline float float_of_key(int32_t key) {
 }
 
 // A value above `low` and at most `high`, in the middle of the floats between: at most 32 halvings
-// for any list.
+// for any list. -0 comes before 0 here and equals it in comparisons, so `low` must not be it.
 inline float between(Range range) {
     const int64_t low = key_of_float(range.low), high = key_of_float(range.high);
     return float_of_key(static_cast<int32_t>(low + (high - low + 1) / 2));
@@ -97,8 +97,8 @@ template <class Weight> float select_few(float* list, int64_t count, int64_t tar
     return list[at];
 }
 
-// list: at least one value, none of them -0, and room for 16 more; destroyed. All of it weighs at
-// least `target` >= 1.
+// list: at least one value, and room for 16 more; destroyed. It weighs at least `target`, which is
+// 1 or more.
 template <class Weight> float select(float* list, int64_t count, int64_t target) {
     while (count > FEW) {
         const Range range = range_of(list, count);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from specd.errors import InvalidField, TooManyStructures
+from specd.structure.compiling import compiled
 from specd.structure.drafter import GrammarDrafter
 from specd.structure.judge import Judge
 from specd.structure.workshop import BYTES_PER_SEQUENCE, Workshop, wanted
@@ -205,6 +205,62 @@ async def test_what_was_made_for_somebody_who_has_gone_is_let_go() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_slow_structure_is_refused_for_many_sequences_and_made_for_one() -> None:
+    async with workshop() as shop:
+        [sequence] = await shop.make(schema(PERSON), 1)
+        sequence.close()
+        [digest] = shop._judged
+        shop._judged[digest] = 0.3  # as if it had taken so long
+        [sequence] = await shop.make(schema(PERSON), 1)
+        sequence.close()
+        with pytest.raises(InvalidField, match="takes 0.3 s to compile for each of 4 sequences"):
+            await shop.make(schema(PERSON), 4)
+        assert shop.live_bytes == 0
+
+
+@pytest.mark.asyncio
+async def test_a_regex_whose_first_mask_takes_a_second_is_known_from_then_on() -> None:
+    """Its compile takes a millisecond, the mask behind it a second, and then it fails."""
+    async with workshop() as shop:
+        for _ in range(2):
+            with pytest.raises(InvalidField):
+                await shop.make(structure("regex", "((((a{50}){50}){50}){50}){50}"), 1)
+        [found] = shop._judged.values()
+        assert isinstance(found, str) or found > 0.05
+
+
+@pytest.mark.asyncio
+async def test_matchers_that_nobody_waits_for_are_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of sixteen at most the one that is being made when the caller goes."""
+    made, first = [], threading.Event()
+
+    def counted(*args: object) -> object:
+        made.append(args)
+        first.set()
+        release.wait(10)
+        return compiled(*args)  # type: ignore[arg-type]
+
+    release = threading.Event()
+    async with workshop() as shop:
+        [known] = await shop.make(schema(PERSON), 1)
+        known.close()
+        monkeypatch.setattr("specd.structure.workshop.compiled", counted)
+        task = asyncio.create_task(shop.make(schema(PERSON), 16))
+        await asyncio.to_thread(first.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        release.set()
+        monkeypatch.undo()
+        [after] = await shop.make(schema(PERSON), 1)
+        after.close()
+        assert len(made) == 1
+        assert shop.live_bytes == 0
+
+
+@pytest.mark.asyncio
 async def test_a_model_without_an_end_takes_no_structure() -> None:
     vocabulary = toy_vocabulary(specials=("<|a|>", "<|b|>", "<|c|>"))
     metadata = {
@@ -230,4 +286,4 @@ async def test_digests_are_of_the_whole_order() -> None:
             [sequence] = await shop.make(params, 1)
             sequence.close()
         assert len(shop._judged) == 2
-        assert json.dumps(list(shop._judged.values())) == "[null, null]"
+        assert all(isinstance(seconds, float) for seconds in shop._judged.values())

@@ -372,10 +372,14 @@ class TokenLogprob(_message.Message):
     logprob: _builtins.float
     """Natural logarithm of its probability; absent for the first prompt token."""
     rank: _builtins.int
-    """How many tokens are more probable, plus 1; absent for the first prompt token."""
+    """How many tokens are more probable, compared like `alternatives`, plus 1; absent for the first
+    prompt token.
+    """
     @_builtins.property
     def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alternative]:
-        """The most probable tokens at this position, best first; among equals the lowest id."""
+        """The most probable tokens at this position, best first; among equals the lowest id. Compared
+        before log probabilities are rounded.
+        """
 
     def __init__(
         self,
