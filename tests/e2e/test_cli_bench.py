@@ -129,7 +129,7 @@ def test_nobody_there_is_one_sentence() -> None:
 
 def test_an_unknown_drafter_is_refused_with_those_that_there_are(daemon: Daemon) -> None:
     done = bench(daemon, "--drafter", "ngram", "--drafter", "oracle", "--json")
-    check_refused(done, "the daemon has no drafter 'oracle'; it has ngram")
+    check_refused(done, "the daemon has no drafter 'oracle'; it has grammar, ngram")
 
 
 def test_a_prompt_beyond_the_context_is_refused_before_anything_runs(daemon: Daemon) -> None:
