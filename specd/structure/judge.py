@@ -22,6 +22,9 @@ _COMMAND = (sys.executable, "-P", "-m", "specd.structure.trial")
 # What a fault of the library ends it with. Allocations that fail end it with SIGABRT.
 _BY_ITSELF = (-signal.SIGSEGV, -signal.SIGILL, -signal.SIGFPE)
 
+# Of processor time, for a mask: the step of every request may wait for it. Ordinary grammars take
+# less than 1 ms, a choice of 96 KB up to 60.
+MAX_MASK_S = 0.2
 # A start takes 0.2 to 0.4 s on a quiet machine.
 _START_LIMIT_S = 60.0
 
@@ -49,6 +52,8 @@ class Judge:
 
     def check(self, order: str) -> float:
         """Let `order`, one line of JSON, be compiled; returns the processor's seconds that it took.
+
+        A grammar whose masks take too long is too costly as well.
 
         Raises:
             TooCostly, TrialBroken.
@@ -78,7 +83,10 @@ class Judge:
             self.close()
             raise TooCostly(f"takes more than {limit_s:g} s to compile")
         if answer := process.stdout.readline():
-            return float(answer)
+            compile_s, mask_s = map(float, answer.split())
+            if mask_s > MAX_MASK_S:
+                raise TooCostly(f"takes {mask_s:.2f} s for a mask; at most {MAX_MASK_S:g} s")
+            return compile_s
         status = process.wait()
         self.close()
         if status >= 0:

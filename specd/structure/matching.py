@@ -3,9 +3,10 @@
 Knows committed tokens and drafts; nothing of requests, steps or logits. A draft is tried on copies
 of the matcher, which cost 2 us and are thrown away: the library's own rollback fails after an
 error and where rules count tokens, and where rules name token ids the masks behind it are wrong.
-Copies share a lexer, in which one that is driven too far can break the others. So an error of the
-matcher counts only if a fresh one, told the committed tokens alone, has it too: what a request gets
-never depends on what was drafted.
+Copies share a lexer, in which one that is driven too far can break the others. So where a
+copy was used since the last good mask, an error of the matcher counts only if a fresh one, told the
+committed tokens alone, has it too: what a request gets never depends on what was drafted. Without
+copies an error is the grammar's own, and is not paid for twice.
 
 Threads: the loop owns a `SequenceStructure`. Only `masks` hands it away, to a thread that computes
 beside the forward pass. It comes back before the loop looks at it again: the device thread waits
@@ -48,6 +49,7 @@ class SequenceStructure:
         self._bridge = bridge
         self._matcher: LLMatcher | None = matcher  # None once it failed: another is made
         self._make_matcher = make_matcher
+        self._was_tried = False  # a draft, since the last good mask
         self._threads = threads
         self._live = live
         self._request_id: str | None = None
@@ -68,6 +70,7 @@ class SequenceStructure:
         length = next((place for place, token in enumerate(draft) if token in ends), len(draft))
         if length == 0 or self._matcher is None:
             return ()
+        self._was_tried = True
         return tuple(draft[: self._matcher.validate_tokens(list(draft[:length]))])
 
     def forced(self, budget: int) -> list[int]:
@@ -79,6 +82,7 @@ class SequenceStructure:
         """
         if self._matcher is None:
             return []
+        self._was_tried = True
         trial = self._matcher.deep_copy()
         ids = trial.compute_ff_tokens()
         if len(ids) < budget:
@@ -112,6 +116,8 @@ class SequenceStructure:
         masks = np.zeros((len(draft) + 1, self._bridge.num_words), np.uint32)
         matcher, self.problem = self._fill_first(masks[0])
         self._matcher = matcher
+        if self.problem is None:
+            self._was_tried = bool(draft)
         if self.problem is None and draft:
             _fill_behind(matcher.deep_copy(), draft, masks)
         return masks
@@ -119,8 +125,10 @@ class SequenceStructure:
     def _fill_first(self, mask: Words) -> tuple[LLMatcher, str | None]:
         """The mask behind the committed tokens; returns the matcher that knows it, or a problem."""
         matcher = self._matcher
-        if matcher is not None and fill(matcher, mask) is None:
-            return matcher, None
+        if matcher is not None:
+            problem = fill(matcher, mask)
+            if problem is None or not self._was_tried:
+                return matcher, problem
         matcher = self._make_matcher()
         if not matcher.consume_tokens(self._committed):
             return matcher, error_of(matcher)

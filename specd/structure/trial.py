@@ -2,10 +2,12 @@
 
 The library's limits do not bound every compile. A multiple of 999,983 in a JSON schema took 34 s,
 a negated terminal 2 to the power of its length, and 20 MB for each second; nothing stops a thread.
-So a grammar that nobody has compiled yet is compiled here first, up to its first mask, and this
-process may be killed. `judge.py` runs it as a program of its own: one JSON document a line comes
-in, first the vocabulary and then grammars, and for each that is done, whatever came of it, a line
-goes out with the seconds of processor time that it took.
+Nor do they bound a mask: `((((a{50}){50}){50}){50}){50}` took 0.6 s for its first.
+So a grammar that nobody has compiled yet is compiled here first, and followed for some tokens, and
+this process may be killed. `judge.py` runs it as a program of its own: one JSON document a line
+comes in, first the vocabulary and then grammars, and for each that is done, whatever came of it, a
+line goes out with two numbers: the seconds of processor time of the compile with its first mask,
+and of the slowest mask.
 Invariant: it imports nothing but the library, and ends when its reader does.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import sys
 import time
@@ -24,6 +27,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 # The worst texts that are worth something took 0.3 s and 50 MB.
 MAX_SECONDS = 3
 MAX_BYTES = 1 << 30
+# Of each way that is followed: the lowest ids, the highest, and some.
+_WAY_TOKENS = 8
 
 
 class Vocabulary(TokenizerWrapper):
@@ -51,7 +56,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     told = json.loads(sys.stdin.readline())
     library = LLTokenizer(Vocabulary(told), eos_token=told["ends"])
-    _answer(time.process_time())
+    _answer(0.0, 0.0)
+    ends = sum(1 << token for token in told["ends"])
     for line in sys.stdin:
         order = json.loads(line)
         # In seconds, and counted from the start; ends it too where nobody is left to kill it.
@@ -59,12 +65,45 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MAX_SECONDS + 2, hard))
         limits = LLParserLimits(verbose_errors=False, **order["limits"])
         begun = time.process_time()
-        LLMatcher(library, order["grammar"], log_level=0, limits=limits).compute_bitmask()
-        _answer(time.process_time() - begun)
+        matcher = LLMatcher(library, order["grammar"], log_level=0, limits=limits)
+        slowest, _ = _timed_mask(matcher)
+        _answer(time.process_time() - begun, max(slowest, _slowest_behind(matcher, ends)))
 
 
-def _answer(seconds: float) -> None:
-    sys.stdout.write(f"{seconds}\n")
+def _timed_mask(matcher: LLMatcher) -> tuple[float, int]:
+    """The seconds of processor time of a mask, and its bits."""
+    begun = time.process_time()
+    mask = matcher.compute_bitmask()
+    return time.process_time() - begun, int.from_bytes(mask, "little")
+
+
+def _slowest_behind(first: LLMatcher, ends: int) -> float:
+    """The seconds of the slowest mask on a few ways into the grammar, the same at each trial."""
+    slowest, choose = 0.0, random.Random(1)
+    for way in ("lowest", "highest", "some"):
+        matcher = first.deep_copy()
+        for _ in range(_WAY_TOKENS):
+            seconds, mask = _timed_mask(matcher)
+            slowest = max(slowest, seconds)
+            token = _choice(mask & ~ends, way, choose)
+            if matcher.is_error() or token is None or not matcher.consume_token(token):
+                break
+    return slowest
+
+
+def _choice(mask: int, way: str, choose: random.Random) -> int | None:
+    """One of the ids whose bits are set, None if there is none."""
+    if mask == 0:
+        return None
+    if way == "highest":
+        return mask.bit_length() - 1
+    from_here = choose.randrange(mask.bit_length()) if way == "some" else 0
+    mask = mask >> from_here << from_here
+    return (mask & -mask).bit_length() - 1
+
+
+def _answer(compile_s: float, mask_s: float) -> None:
+    sys.stdout.write(f"{compile_s} {mask_s}\n")
     sys.stdout.flush()
 
 

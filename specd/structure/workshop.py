@@ -9,6 +9,7 @@ nobody waits for is not begun.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -28,7 +29,7 @@ from specd.structure.grammar import field_of, grammar_of
 from specd.structure.judge import Judge, TooCostly
 from specd.structure.matching import SequenceStructure
 from specd.text.tokenizer import Tokenizer
-from specd.threads import DedicatedThread
+from specd.threads import DedicatedThread, ThreadClosed
 
 T = TypeVar("T")
 
@@ -100,10 +101,14 @@ class Workshop:
                 make_matcher = partial(compiled, params, self._bridge)
                 # One by one, so that nothing is made for who has gone, and others come between.
                 matchers = [await wanted(self._compiling, make_matcher) for _ in range(count)]
-        except BaseException as error:
-            self._live_bytes -= each * count
-            if isinstance(error, TimeoutError):
-                raise TooManyStructures from None
+        except InvalidField:
+            self._release(each * count)
+            raise
+        except TimeoutError:
+            self._release_when_made(each * count)
+            raise TooManyStructures from None
+        except BaseException:
+            self._release_when_made(each * count)
             raise
         return [
             SequenceStructure(
@@ -145,6 +150,14 @@ class Workshop:
         self._judged[digest] = await self._trying.call(partial(_problem, self._judge, order))
         if len(self._judged) > MAX_JUDGED:
             self._judged.popitem(last=False)
+
+    def _release_when_made(self, num_bytes: int) -> None:
+        """What is being made for somebody who has gone takes its memory until it is done."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._compiling.post(lambda: loop.call_soon_threadsafe(self._release, num_bytes))
+        except ThreadClosed:
+            self._release(num_bytes)
 
     def _release(self, num_bytes: int) -> None:
         self._live_bytes -= num_bytes

@@ -275,7 +275,7 @@ async def test_variables_set_what_flags_set_and_flags_win(toy: Path) -> None:
     async with running_daemon(toy, "--max-waiting", "6", env=env, cwd=HERE) as daemon:
         info = await _limits(daemon)
     assert (info.limits.max_rows, info.limits.max_waiting) == (3, 6)
-    assert list(info.drafters) == ["ngram", spec("oracle")]
+    assert list(info.drafters) == ["grammar", "ngram", spec("oracle")]
 
 
 @pytest.mark.asyncio

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from specd.structure import judge as judge_module
 from specd.structure.compiling import limits_of
 from specd.structure.grammar import grammar_of
 from specd.structure.judge import Judge, TooCostly, TrialBroken
-from tests.unit.structure.support import PERSON, byte_level, schema, structure
+from tests.unit.structure.support import GRAMMARS, PERSON, byte_level, schema, structure
 
 PATIENCE_S = 0.5
 # Each of them takes half a minute or for ever.
@@ -35,6 +36,13 @@ TRAPS = {
 
 def order(params: StructureParams) -> str:
     return json.dumps({"grammar": grammar_of(params), "limits": limits_of(params)})
+
+
+# Compiled in a millisecond, and then half a second for one mask.
+SLOW_MASKS = {
+    "nested counts": structure("regex", "((((a{50}){50}){50}){50}){50}"),
+    "behind a letter": structure("regex", "z((((a{50}){50}){50}){50}){50}"),
+}
 
 
 @pytest.fixture
@@ -65,6 +73,24 @@ def test_a_trap_is_too_costly_and_the_next_grammar_is_not(judge: Judge, name: st
     assert time.perf_counter() - began < 10 * PATIENCE_S
     assert process.returncode == -signal.SIGKILL
     judge.check(order(schema(PERSON)))
+
+
+@pytest.mark.parametrize("name", SLOW_MASKS)
+def test_a_grammar_with_slow_masks_is_too_costly(name: str) -> None:
+    patient = Judge(byte_level(), 60.0)
+    with closing(patient), pytest.raises(TooCostly, match="s for a mask; at most 0.2 s"):
+        patient.check(order(SLOW_MASKS[name]))
+
+
+def test_ordinary_grammars_have_quick_masks(judge: Judge) -> None:
+    member = {"type": "object", "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,100}$"},
+        "count": {"type": "integer", "minimum": 0, "maximum": 1000},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 200}},
+    }}  # fmt: skip
+    large = schema({"type": "object", "properties": {f"p{n}": member for n in range(50)}})
+    for params in (*GRAMMARS.values(), large):
+        judge.check(order(params))
 
 
 def test_a_process_that_was_killed_while_idle_is_started_again(judge: Judge) -> None:

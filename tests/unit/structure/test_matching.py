@@ -239,12 +239,33 @@ def test_a_matcher_that_broke_is_made_again_from_the_committed_tokens() -> None:
         committed = ids_of('{"name": "A')
         sequence.commit(committed)
         wanted = mask_behind(sequence)
+        sequence.forced(1)  # on a copy, which may have broken it
         assert not made[0].consume_token(EOS_ID), "it is broken now"
         assert np.array_equal(mask_behind(sequence), wanted)
         assert sequence.problem is None
         assert len(made) == 2
         sequence.commit(bytes_of("d"))
         assert np.array_equal(mask_behind(sequence, bytes_of("a")), mask_behind(sequence, [97]))
+
+
+def test_a_failure_of_the_grammar_itself_is_paid_for_once() -> None:
+    made: list[LLMatcher] = []
+    params = structure("lark", TOO_COMPLEX)
+
+    def make_matcher() -> LLMatcher:
+        made.append(compiled(params, byte_level()))
+        return made[-1]
+
+    with ThreadPoolExecutor(1) as threads:
+        sequence = SequenceStructure(
+            byte_level(), make_matcher(), make_matcher,
+            threads=threads, live={}, on_close=lambda: None,
+        )  # fmt: skip
+        mask_behind(sequence)
+        sequence.commit(bytes_of("b"))
+        assert allowed(mask_behind(sequence)) == set()
+        assert sequence.problem is not None and "too many" in sequence.problem
+        assert len(made) == 1, "no draft was tried, so nothing else can have broken it"
 
 
 def test_a_token_that_cannot_be_is_told_as_a_problem() -> None:

@@ -57,6 +57,11 @@ async def workshop(
             assert thread.close(30.0), thread.name
 
 
+async def made_all(shop: Workshop) -> None:
+    """Wait until nothing is being made, and what was given back is counted."""
+    await shop._compiling.call(lambda: None)
+
+
 @pytest.mark.asyncio
 async def test_each_sequence_gets_a_structure_of_its_own() -> None:
     async with workshop() as shop:
@@ -150,6 +155,7 @@ async def test_what_is_known_does_not_wait_behind_a_trap() -> None:
         trap.cancel()
         with pytest.raises(asyncio.CancelledError):
             await trap
+        await made_all(shop)
         assert shop.live_bytes == 0
         assert shop._judge is not None and shop._judge._process is not None
         shop._judge._process.kill()
@@ -162,6 +168,7 @@ async def test_whoever_waits_too_long_behind_a_trap_is_told_to_come_again() -> N
         await asyncio.sleep(0)
         results = await asyncio.gather(trap, shop.make(schema(PERSON), 1), return_exceptions=True)
         assert [type(result) for result in results] == [TooManyStructures] * 2
+        await made_all(shop)
         assert shop.live_bytes == 0
 
 
@@ -201,6 +208,7 @@ async def test_what_was_made_for_somebody_who_has_gone_is_let_go() -> None:
         making.cancel()
         with pytest.raises(asyncio.CancelledError):
             await making
+        await made_all(shop)
         assert shop.live_bytes == 0
 
 
@@ -252,6 +260,7 @@ async def test_matchers_that_nobody_waits_for_are_not_made(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert shop.live_bytes > 0, "one is still being made, and takes its memory"
         release.set()
         monkeypatch.undo()
         [after] = await shop.make(schema(PERSON), 1)
