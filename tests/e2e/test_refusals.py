@@ -311,6 +311,7 @@ async def test_a_client_s_retry_policy_gets_through_a_full_queue(narrow_daemon: 
         Client(narrow_daemon.address, channel_options=retrying) as patient,
         stubs(narrow_daemon.address) as calls,
     ):
+        await patient.server_info()  # connected: its call goes out in front of the next one
         running = client.stream(PROMPT, ignore_eos=True)
         await anext(running)
         waiting = client.stream(PROMPT, ignore_eos=True)
