@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.support.daemon import Daemon, daemon_process
-from tests.support.toy_gguf import build_toy_model
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.worker import ROOT
+from benchmarks.toy_gguf import build_toy_model
 from tests.support import fake_llama_server
-from tests.support.toy_gguf import build_toy_model
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from specd_client.request import request_from
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import generation_pb2_grpc
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.support.daemon import Daemon, daemon_process, environment, spawned
 from tests.support.node import node_path
-from tests.support.toy_gguf import build_toy_model
 
 CLIENTS = Path(__file__).parents[2] / "clients"
 NODE_CLIENT = CLIENTS / "node"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from specd_client import Client
 
+from benchmarks.toy_gguf import toy_vocabulary
 from tests.e2e.calls import PROMPTS, answer
 from tests.support.daemon import Daemon, daemon_process, spawned
 from tests.support.toy_folder import (
@@ -20,7 +21,6 @@ from tests.support.toy_folder import (
     twin_folder,
     write_tokenizer,
 )
-from tests.support.toy_gguf import toy_vocabulary
 
 START_FAILED = 3
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import model_pb2
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.server.status import DOMAIN, TABLE
 from tests.support.daemon import Daemon, daemon_process
 from tests.support.fuzzing import fuzzed
-from tests.support.toy_gguf import build_toy_model
 from tests.support.wire_fuzz import broken, messages, mutated, senseless
 
 # Ends every generation soon, however many tokens it asks for.

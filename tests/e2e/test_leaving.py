@@ -33,9 +33,9 @@ from specd_client.events import Event
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import generation_pb2_grpc
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.e2e.calls import PROMPT, PROMPTS, answer, detokenized, quiet, wait_for
 from tests.support.daemon import Daemon, daemon_process, environment, running_daemon
-from tests.support.toy_gguf import build_toy_model
 
 # A whole context of the toy: long enough to be interrupted, short enough to wait for.
 LONG: dict[str, Any] = {"ignore_eos": True, "temperature": 0, "return_token_ids": True}

@@ -13,9 +13,9 @@ from specd_client.errors import error_from
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import generation_pb2_grpc
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.e2e.calls import answer, stream_request, stubs
 from tests.support.daemon import Daemon, daemon_process, resident_bytes
-from tests.support.toy_gguf import build_toy_model
 
 # A token of which few make a long text, and a context whose log probabilities outgrow a message.
 LONG_TOKEN = "y" * 1000

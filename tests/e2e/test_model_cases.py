@@ -12,10 +12,10 @@ import pytest
 from specd_client import Client, FinishReason
 from specd_client.v1 import model_pb2 as pb
 
+from benchmarks.toy_gguf import END_OF_TEXT, IM_START, build_toy_model, toy_vocabulary
 from tests.e2e.calls import answer, stubs, tokenized
 from tests.support.daemon import Daemon, daemon_process, spawned
 from tests.support.scripted_model import Piece, Script, build_scripted_model
-from tests.support.toy_gguf import END_OF_TEXT, IM_START, build_toy_model, toy_vocabulary
 
 START_FAILED = 3
 BOS_TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from specd_client import Client, InternalError, WrongState
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.e2e.calls import PROMPT, PROMPTS, answer, check_sums, quiet
 from tests.e2e.drafters_under_test import spec
 from tests.support.daemon import Daemon, daemon_process, running_daemon
-from tests.support.toy_gguf import build_toy_model
 
 # Of the standard toy: 2 layers, 32 positions, K and V of 2 heads with 32 bf16 values.
 PAGE_BYTES = 2 * 32 * 2 * 2 * 32 * 2

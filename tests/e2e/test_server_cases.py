@@ -18,6 +18,7 @@ from specd_client.errors import error_from
 from specd_client.v1 import generation_pb2 as pb
 from specd_client.v1 import model_pb2, types_pb2
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.server.convert_model import MAX_DETOKENIZED_IDS
 from tests.e2e.calls import (
     PROMPT,
@@ -32,7 +33,6 @@ from tests.e2e.calls import (
 )
 from tests.e2e.drafters_under_test import RECORDING, spec
 from tests.support.daemon import Daemon, daemon_process, resident_bytes
-from tests.support.toy_gguf import build_toy_model
 
 NUM_CANCELS = 5000  # about 2 ms each
 MAX_RSS_GROWTH = 20 << 20

@@ -14,11 +14,11 @@ import pytest
 from specd_client import Client
 from specd_client.v1 import generation_pb2 as pb
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.e2e.calls import answer, quiet, wait_for
 from tests.e2e.drafters_under_test import JOURNAL, spec
 from tests.support.daemon import Daemon, daemon_process, resident_bytes
 from tests.support.deaf_reader import DeafReader
-from tests.support.toy_gguf import build_toy_model
 
 METHOD = "/specd.v1.GenerationService/StreamGenerate"
 NUM_DEAF = 4

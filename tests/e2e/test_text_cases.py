@@ -19,11 +19,11 @@ import pytest
 from specd_client import Client, Delta, Finished, FinishReason
 from specd_client.v1 import generation_pb2 as pb
 
+from benchmarks.toy_gguf import IM_END
 from tests.e2e.calls import PATIENCE_S, answer, detokenized, stubs
 from tests.e2e.drafters_under_test import RECORDING, spec
 from tests.support.daemon import Daemon, daemon_process
 from tests.support.scripted_model import Piece, Script, build_scripted_model, cut_bytes
-from tests.support.toy_gguf import IM_END
 
 REPLACEMENT = "\ufffd"
 FAMILY = "👩\u200d👩\u200d👧"

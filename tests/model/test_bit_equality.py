@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.toy_gguf import TRAINING_TEXT
 from specd.device.runner import Runner
 from specd.doctor.bits import PROMPT_LENGTHS, Bits
 from specd.doctor.checkup import full_probe
@@ -24,7 +25,6 @@ from specd.model.formats import WeightFormat
 from specd.model.gguf_file import GGUFFile
 from specd.model.pull import pull
 from specd.text.tokenizer import Tokenizer
-from tests.support.toy_gguf import TRAINING_TEXT
 from tests.unit.device.texts import CORE_KERNELS, load_any, load_runner, torch_threads
 
 # What a machine chooses by itself comes first; int8 and int4 hold this file as auto does.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
+from benchmarks.toy_gguf import END_OF_TEXT, IM_END, IM_START, tokenizer_metadata, toy_vocabulary
 from specd.engine.events import Delta, Event, Finished, FinishReason, SequenceFinished, Started
 from specd.engine.generation import generation_of
 from specd.engine.mailbox import Mailbox
@@ -25,7 +26,6 @@ from specd.engine.step_types import TokenLogprob
 from specd.errors import SpecdError
 from specd.structure.matching import SequenceStructure
 from specd.text.tokenizer import Tokenizer
-from tests.support.toy_gguf import END_OF_TEXT, IM_END, IM_START, tokenizer_metadata, toy_vocabulary
 
 VOCAB_SIZE = 512
 END_OF_TEXT_ID, IM_START_ID, EOS_ID = 509, 510, 511

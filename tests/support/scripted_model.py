@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFWriter, TokenType
 
-from tests.support.toy_gguf import (
+from benchmarks.toy_gguf import (
     CHAT_TEMPLATE,
     IM_END,
     ToyVocabulary,
@@ -28,7 +28,7 @@ from tests.support.toy_gguf import (
     write_shape,
     write_tokenizer,
 )
-from tests.support.toy_weights import ToyShape
+from benchmarks.toy_weights import ToyShape
 
 # Bytes are an ordinary token of these bytes, a string is a control token with this text.
 Piece = bytes | str

@@ -17,14 +17,14 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from specd.model.gguf_file import GGUFFile
-from tests.support.toy_gguf import (
+from benchmarks.toy_gguf import (
     CHAT_TEMPLATE,
     IM_END,
     IM_START,
     SPECIALS,
     ToyVocabulary,
 )
+from specd.model.gguf_file import GGUFFile
 
 NUM_LAYERS = 7  # one more than the period of Gemma 3's layers
 SIZES: Mapping[str, Any] = {

@@ -19,10 +19,10 @@ from benchmarks.contest import Course, Entry, compete, figures, is_unfinished
 from benchmarks.peers.contract import Answer, Contender, Drafted, Peer, PeerAbsent, PeerFailed
 from benchmarks.prompts import Prompts
 from benchmarks.quality import Quality, windows
+from benchmarks.toy_gguf import build_toy_model
 from specd.cli.child import Child
 from specd.cli.timing import Timing, percentile, together_tokens_per_s
 from specd.errors import StartFailed
-from tests.support.toy_gguf import build_toy_model
 
 COURSE = Course(prompt_tokens=(8, 20), streams=2, new_tokens=6, rounds=3)
 PROMPTS = Prompts(tuple(range(100)))

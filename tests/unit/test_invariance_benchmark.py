@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.invariance import Bench, Load, Times, loads, modes, relaxed
 from benchmarks.prompts import Prompts
+from benchmarks.toy_gguf import build_toy_model
 from specd.device.assembly import DeviceSettings
 from specd.device.boot import boot
 from specd.device.eager import EagerRunner
 from specd.device.texts import Feeder, Text, differing
 from specd.model.formats import Invariance, WeightFormat
 from specd.model.linear import Bf16Linear, Fp32Linear, Int4Linear, Linear, SplitLinear
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import CORE_KERNELS, load_core, load_runner, torch_threads
 
 

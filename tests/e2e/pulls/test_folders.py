@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.support.fake_hosts import FakeHub
 from tests.support.puller import LIMIT_S, Puller
 from tests.support.toy_folder import twin_folder
-from tests.support.toy_gguf import build_toy_model
 
 REPOSITORY = "toys/Toy-1.5"
 NAME = f"hf:{REPOSITORY}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.toy_gguf import build_toy_model
 from tests.support.fake_hosts import FakeHub, FakeIndex
 from tests.support.puller import (
     HUB_NAME,
@@ -19,7 +20,6 @@ from tests.support.puller import (
     NUM_PARTS,
     Puller,
 )
-from tests.support.toy_gguf import build_toy_model
 from tests.support.toy_wheels import HUB_FILE, toy_model
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port, where nothing listens

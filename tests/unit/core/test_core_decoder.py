@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.toy_gguf import LinearType
 from specd.core.loader import refusal
 from specd.device.texts import Feeder, Part, Text, random_chunks, random_ids
 from specd.model.arch import config_from_gguf
 from specd.model.formats import WeightFormat
 from specd.model.opening import open_model
-from tests.support.toy_gguf import LinearType
 from tests.unit.core.support import ISAS
 from tests.unit.core.toys import FAMILIES, HEADS, VOCAB, WINDOWS, Toy, build
 from tests.unit.device.texts import AnyRunner, load_core, load_runner, torch_threads

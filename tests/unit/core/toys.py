@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.toy_gguf import build_toy_model
+from benchmarks.toy_gguf import build_toy_model
 
 VOCAB = 300  # no multiple of 16
 

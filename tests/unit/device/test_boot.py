@@ -11,6 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.core import library
 from specd.device.assembly import DeviceSettings
 from specd.device.boot import boot, fingerprint
@@ -18,7 +19,6 @@ from specd.device.core_runner import CoreRunner
 from specd.device.eager import EagerRunner
 from specd.errors import ModelFileError, StartFailed
 from specd.kv.pages import PAGE_SIZE, RESERVED_PAGES
-from tests.support.toy_gguf import build_toy_model
 
 SOON_S = 2.0
 

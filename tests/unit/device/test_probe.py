@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.device.eager import EagerRunner
 from specd.device.probe import probe
 from specd.device.sampler import SampleJob, TorchSampler
 from specd.model.formats import WeightFormat
 from specd.model.linear import Linear
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import load_runner
 
 

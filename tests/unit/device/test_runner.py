@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.device.eager import EagerRunner, packed_buckets
 from specd.device.texts import Feeder, Part, Text, random_ids
 from specd.engine.step_types import Choosing, PaddedBatch, RowFault, RowResult, StepResult
 from specd.kv.pages import RESERVED_PAGES, SCRATCH_PAGE
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.batches import (
     GREEDY,
     ReadyMasks,

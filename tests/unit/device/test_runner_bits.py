@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.core.loader import HEAD_MULTIPLE
 from specd.device.eager import EagerRunner, packed_buckets
 from specd.device.texts import Feeder, Part, Text, differing, random_chunks, random_ids
 from specd.engine.step_types import LayoutSpec
 from specd.model.formats import WeightFormat
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import CORE_KERNELS, KERNELS, load_any, load_runner, torch_threads
 
 RECTANGLE = LayoutSpec(packed_buckets(512), widths=(1, 2, 4, 8, 16), row_buckets=(1, 2, 4))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.toy_gguf import build_toy_model
 from drafters.contract import BaseDrafter, DraftContext, Drafter
 from specd.device import verifier
 from specd.device.assembly import DeviceSettings
@@ -19,7 +20,6 @@ from specd.engine.book import Book
 from specd.engine.request import Request
 from specd.engine.step_types import TokenLogprob
 from specd.kv.pages import PAGE_SIZE
-from tests.support.toy_gguf import build_toy_model
 
 pytestmark = pytest.mark.asyncio
 

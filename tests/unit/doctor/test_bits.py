@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.device.runner import Runner
 from specd.doctor.bits import NUM_NEW, Bits, prompt_lengths
 from specd.doctor.finding import Finding, joined
 from specd.engine.step_types import PaddedBatch
 from specd.errors import NonFiniteLogits
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import KERNELS, load_any, load_runner, torch_threads
 
 PROMPTS = [list(range(3, 103)), [7 + place % 90 for place in range(230)]]

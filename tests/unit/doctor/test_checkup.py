@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.device.assembly import DeviceSettings
 from specd.doctor import checkup
 from specd.doctor.answers import Case
 from specd.doctor.checkup import KV_MEMORY, MAX_ROWS, Course, Report, check_up
 from specd.errors import StartFailed
-from tests.support.toy_gguf import build_toy_model
 
 pytestmark = pytest.mark.asyncio
 TEXT = "Once upon a time there was a lighthouse, and nobody kept it. " * 12

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.toy_gguf import byte_characters, tokenizer_metadata, toy_vocabulary
 from specd.engine.events import FinishReason
 from specd.engine.output import Ending, Output
 from specd.engine.params import OutputParams, StopParams
 from specd.text.tokenizer import Tokenizer
 from tests.support.requests import EOS_ID, VOCAB_SIZE, toy_tokenizer
-from tests.support.toy_gguf import byte_characters, tokenizer_metadata, toy_vocabulary
 
 A, B, C, D, SPACE = 97, 98, 99, 100, 32
 SMILE = list("🙂".encode())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.toy_gguf import LinearType, build_toy_model
 from specd.device.texts import Feeder, Part, Text, random_ids
 from specd.model.formats import WeightFormat
-from tests.support.toy_gguf import LinearType, build_toy_model
 from tests.unit.device.texts import load_runner, torch_threads
 from tests.unit.model.plain_llama import PlainLlama
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.device.texts import Feeder, Part, Text, differing, random_chunks, random_ids
 from specd.errors import ModelFileError
-from tests.support.toy_gguf import build_toy_model
 from tests.support.transformers_twin import transformers_twin
 from tests.unit.device.texts import load_runner, torch_threads
 

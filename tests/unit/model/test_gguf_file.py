@@ -14,9 +14,9 @@ from gguf.quants import dequantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.toy_gguf import build_toy_model, toy_vocabulary
 from specd.errors import ModelFileError
 from specd.model.gguf_file import GGUFFile
-from tests.support.toy_gguf import build_toy_model, toy_vocabulary
 
 
 @pytest.fixture(scope="module")

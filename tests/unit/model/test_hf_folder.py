@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.cli.main import main
 from specd.device.texts import Feeder, Part, Text, random_ids
 from specd.errors import ModelFileError
@@ -29,7 +30,6 @@ from tests.support.toy_folder import (
     save_folder,
     twin_folder,
 )
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import load_runner, torch_threads
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gguf import GGUFWriter
 
+from benchmarks.toy_gguf import LinearType, build_toy_model
 from specd.errors import ModelFileError
 from specd.model.arch import config_from_gguf
 from specd.model.blocks import dequantise
@@ -20,7 +21,6 @@ from specd.model.inspection import Inspection, groups, inspect
 from specd.model.measuring import Deviation, MeasuringLoader
 from specd.model.opening import open_model
 from specd.model.weights import ModelWeights, load_weights, read_weights
-from tests.support.toy_gguf import LinearType, build_toy_model
 
 CONTEXT = 100
 CHOICES: tuple[WeightFormat, ...] = get_args(WeightFormat)

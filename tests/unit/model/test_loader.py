@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.errors import ModelFileError
 from specd.model.arch import ModelConfig, config_from_gguf
 from specd.model.blocks import four_bit, rows_of
@@ -35,7 +36,6 @@ from specd.model.pull import pull
 from specd.model.source import ModelSource
 from specd.model.weights import load_weights
 from tests.support.random_blocks import random_tensor, reference
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import torch_threads
 
 CHOICES: tuple[WeightFormat, ...] = get_args(WeightFormat)

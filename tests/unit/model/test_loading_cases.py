@@ -17,12 +17,12 @@ from gguf import GGMLQuantizationType, GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.toy_gguf import LinearType, build_toy_model
 from specd.device.assembly import DeviceSettings
 from specd.device.boot import Booted, boot
 from specd.errors import ModelFileError, StartFailed
 from specd.model.formats import WeightFormat
 from tests.support.fuzzing import fuzzed
-from tests.support.toy_gguf import LinearType, build_toy_model
 from tests.unit.device.texts import torch_threads
 
 MAX_VALUE_BYTES = 400  # of entries that the fuzz aims at; the vocabulary's arrays are longer

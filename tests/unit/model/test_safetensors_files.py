@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.errors import ModelFileError
 from specd.model.arch import config_from_gguf
 from specd.model.opening import open_model
 from tests.support.toy_folder import edit_header, twin_folder
-from tests.support.toy_gguf import build_toy_model
 
 Config = dict[str, Any]
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.toy_gguf import build_toy_model
 from specd.errors import ModelFileError
 from specd.model.arch import ModelConfig, config_from_gguf
 from specd.model.blocks import dequantise
@@ -22,7 +23,6 @@ from specd.model.linear import Linear
 from specd.model.opening import open_model
 from specd.model.source import ModelSource
 from specd.model.weights import LayerWeights, ModelWeights, half_split_order, load_weights
-from tests.support.toy_gguf import build_toy_model
 from tests.unit.device.texts import torch_threads
 
 HIDDEN = 128

@@ -134,14 +134,22 @@ def fits(params: StructureParams, text: str, bridge: TokenizerBridge | None = No
 @contextmanager
 def sequences(
     bridge: TokenizerBridge | None = None,
+    *,
+    made: list[LLMatcher] | None = None,
 ) -> Iterator[Callable[[StructureParams], SequenceStructure]]:
-    """Makes the structures of sequences; their masks come from a thread that ends."""
+    """Makes the structures of sequences; their masks come from a thread that ends.
+
+    `made`: gets every matcher that is made for them.
+    """
     own = bridge or byte_level()
     with ThreadPoolExecutor(1) as threads:
 
         def make(params: StructureParams) -> SequenceStructure:
             def make_matcher() -> LLMatcher:
-                return compiled(params, own)
+                matcher = compiled(params, own)
+                if made is not None:
+                    made.append(matcher)
+                return matcher
 
             return SequenceStructure(
                 own, make_matcher(), make_matcher, threads=threads, live={}, on_close=lambda: None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from gguf import TokenType
 
+from benchmarks.toy_gguf import IM_END, tokenizer_metadata, toy_vocabulary
 from specd.structure.bridge import TokenizerBridge
 from specd.text.tokenizer import Tokenizer
 from tests.support.requests import END_OF_TEXT_ID, EOS_ID, IM_START_ID, toy_tokenizer
-from tests.support.toy_gguf import IM_END, tokenizer_metadata, toy_vocabulary
 from tests.unit.structure.support import (
     NUM_ROWS,
     byte_level,

@@ -225,17 +225,8 @@ def test_a_draft_that_is_too_complex_costs_its_own_sequence_nothing() -> None:
 
 def test_a_matcher_that_broke_is_made_again_from_the_committed_tokens() -> None:
     made: list[LLMatcher] = []
-    params = schema(PERSON)
-
-    def make_matcher() -> LLMatcher:
-        made.append(compiled(params, byte_level()))
-        return made[-1]
-
-    with ThreadPoolExecutor(1) as threads:
-        sequence = SequenceStructure(
-            byte_level(), make_matcher(), make_matcher,
-            threads=threads, live={}, on_close=lambda: None,
-        )  # fmt: skip
+    with sequences(made=made) as start:
+        sequence = start(schema(PERSON))
         committed = ids_of('{"name": "A')
         sequence.commit(committed)
         wanted = mask_behind(sequence)
@@ -250,17 +241,8 @@ def test_a_matcher_that_broke_is_made_again_from_the_committed_tokens() -> None:
 
 def test_a_failure_of_the_grammar_itself_is_paid_for_once() -> None:
     made: list[LLMatcher] = []
-    params = structure("lark", TOO_COMPLEX)
-
-    def make_matcher() -> LLMatcher:
-        made.append(compiled(params, byte_level()))
-        return made[-1]
-
-    with ThreadPoolExecutor(1) as threads:
-        sequence = SequenceStructure(
-            byte_level(), make_matcher(), make_matcher,
-            threads=threads, live={}, on_close=lambda: None,
-        )  # fmt: skip
+    with sequences(made=made) as start:
+        sequence = start(structure("lark", TOO_COMPLEX))
         mask_behind(sequence)
         sequence.commit(bytes_of("b"))
         assert allowed(mask_behind(sequence)) == set()

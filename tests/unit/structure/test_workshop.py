@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from benchmarks.toy_gguf import tokenizer_metadata, toy_vocabulary
 from specd.errors import InvalidField, TooManyStructures
 from specd.structure.compiling import compiled
 from specd.structure.drafter import GrammarDrafter
@@ -16,7 +17,6 @@ from specd.structure.judge import Judge
 from specd.structure.workshop import BYTES_PER_SEQUENCE, Workshop, wanted
 from specd.text.tokenizer import Tokenizer
 from tests.support.requests import toy_tokenizer
-from tests.support.toy_gguf import tokenizer_metadata, toy_vocabulary
 from tests.unit.structure.support import (
     NUM_ROWS,
     PERSON,

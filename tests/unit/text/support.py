@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from benchmarks.toy_gguf import tokenizer_metadata, toy_vocabulary
 from specd.text.tokenizer import Tokenizer
-from tests.support.toy_gguf import tokenizer_metadata, toy_vocabulary
 
 USER_DEFINED = ("<think>", "</think>", "<tool_call>")
 

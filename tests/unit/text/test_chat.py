@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.toy_gguf import CHAT_TEMPLATE, tokenizer_metadata, toy_vocabulary
 from specd.errors import InvalidField
 from specd.model.gguf_file import GGUFFile
 from specd.text.chat import ChatTemplate
 from specd.text.prompt import ChatMessage
 from specd.text.tokenizer import Tokenizer
-from tests.support.toy_gguf import CHAT_TEMPLATE, tokenizer_metadata, toy_vocabulary
 from tests.support.toy_vocabularies import byte_level_folder
 from tests.unit.text.support import toy_tokenizer
 

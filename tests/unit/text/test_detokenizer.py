@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.toy_gguf import IM_END
 from specd.text.detokenizer import Detokenizer
-from tests.support.toy_gguf import IM_END
 from tests.unit.text.support import toy_tokenizer
 
 # The last few are the specials and ids beyond the vocabulary.

@@ -12,11 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specd.errors import InvalidField, ModelFileError
-from specd.model.catalog import CATALOG, DEFAULT_MODEL
-from specd.model.gguf_file import GGUFFile
-from specd.text.tokenizer import Tokenizer
-from tests.support.toy_gguf import (
+from benchmarks.toy_gguf import (
     END_OF_TEXT,
     IM_END,
     IM_START,
@@ -24,6 +20,10 @@ from tests.support.toy_gguf import (
     tokenizer_metadata,
     toy_vocabulary,
 )
+from specd.errors import InvalidField, ModelFileError
+from specd.model.catalog import CATALOG, DEFAULT_MODEL
+from specd.model.gguf_file import GGUFFile
+from specd.text.tokenizer import Tokenizer
 from tests.unit.text.support import USER_DEFINED, toy_tokenizer
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference_tokens.json"

@@ -7,11 +7,11 @@ from functools import cache
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.toy_gguf import ToyVocabulary, tokenizer_metadata, toy_vocabulary
 from specd.errors import InvalidField, ModelFileError
 from specd.text.detokenizer import Detokenizer
 from specd.text.tokenizer import Tokenizer
 from tests.support.fuzzing import fuzzed
-from tests.support.toy_gguf import ToyVocabulary, tokenizer_metadata, toy_vocabulary
 
 NORMAL = 1
 SIZE = 320
